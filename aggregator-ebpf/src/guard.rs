@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::programs::TcContext;
-use netsum_common::abi::{ConnectionKey, watch};
+use netsum_common::abi::{ConnectionKey, features};
 use netsum_common::counters::Counter;
 use netsum_common::wire::{Bytes, Frame, Reject, Wrapped};
 
@@ -50,7 +50,7 @@ pub fn on_port(ctx: &TcContext) -> i32 {
 fn waits(port: u32, found: &Classified) -> bool {
     let Frame { src_ip, dst_ip, bth, .. } = found.frame;
     found.unknown_flow
-        && maps::watched() & watch::FIRST_PACKETS != 0
+        && maps::features() & features::FIRST_PACKETS != 0
         && maps::pending_job(&ConnectionKey { src_ip, dst_ip, qpn: bth.qpn, ifindex: port })
             .is_some()
 }

@@ -35,7 +35,7 @@ pub mod wrapped;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{ConnectionKey, Flow, MAX_MTU, traced_by, watch};
+use netsum_common::abi::{ConnectionKey, Flow, MAX_MTU, traced_by, features};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;
@@ -117,8 +117,8 @@ fn stale(ctx: &XdpContext, p: &Packet, flow: &mut Flow, found: &mut Classified) 
 /// Handles data that arrives at a port and belongs to no flow, or no longer to one.
 #[inline(always)]
 fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> u32 {
-    let (watched, has_ended) = (maps::watched(), found.has_ended());
-    if watched & (watch::FIRST_PACKETS | watch::UNKNOWN_FLOWS) == 0 && !has_ended {
+    let (features, has_ended) = (maps::features(), found.has_ended());
+    if features & (features::FIRST_PACKETS | features::UNKNOWN_FLOWS) == 0 && !has_ended {
         return pass(ctx, traced_by::INGRESS, found);
     }
     let key = ConnectionKey {
@@ -127,7 +127,7 @@ fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> u32 {
         qpn: found.frame.bth.qpn,
         ifindex: maps::port_of(ctx.ingress_ifindex() as u32),
     };
-    if found.first && watched & watch::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
+    if found.first && features & features::FIRST_PACKETS != 0 && in_band::is_of_job(ctx, p, found) {
         // The ring's CPU checks it, as it checks contributions. The next packet must not overtake
         // it.
         maps::wait(&key, found.ring);
@@ -136,13 +136,13 @@ fn unknown_flow(ctx: &XdpContext, p: &Packet, found: &mut Classified) -> u32 {
     if has_ended {
         return ended(ctx, found);
     }
-    if watched & watch::FIRST_PACKETS != 0
+    if features & features::FIRST_PACKETS != 0
         && let Some(job) = maps::pending_job(&key)
     {
         (found.ring, found.counter) = (job, Counter::InBandWaits);
         return refuse(ctx, traced_by::INGRESS, found);
     }
-    if watched & watch::UNKNOWN_FLOWS != 0 {
+    if features & features::UNKNOWN_FLOWS != 0 {
         maps::count_unknown_flow(&key);
     }
     pass(ctx, traced_by::INGRESS, found)
@@ -215,7 +215,7 @@ pub fn on_cpu(ctx: &XdpContext, dispatch: Dispatch) -> u32 {
         // A first packet for set-up in band, or of a flow that was removed after steering.
         Class::Pass
             if found.first
-                && maps::watched() & watch::FIRST_PACKETS != 0
+                && maps::features() & features::FIRST_PACKETS != 0
                 && in_band::is_claim(ctx, &p, &mut found) =>
         {
             refuse(ctx, traced_by::AGGREGATE, &found)

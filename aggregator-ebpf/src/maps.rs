@@ -125,9 +125,9 @@ static CLAIMS: HashMap<ClaimKey, Claim, { MAX_CLAIMS as usize }, SPARSE> = HashM
 static PENDING_CONNS: LruHashMap<ConnectionKey, u32, { MAX_PENDING_CONNECTIONS as usize }> =
     LruHashMap::new();
 
-/// The optional work to do: bits of [`watch`].
+/// The optional work to do: bits of [`features`].
 #[inline(always)]
-pub fn watched() -> u32 {
+pub fn features() -> u32 {
     FEATURES.get(0).map_or(0, |w| *w)
 }
 

@@ -64,7 +64,7 @@ impl Bytes for Packet {
 
     #[inline(always)]
     fn load_far<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
-        // No frame is so long. The verifier of Linux 6.12 asks for a bound of its own.
+        // No frame is longer. The verifier of Linux 6.12 needs the bound.
         let offset = opaque(offset);
         if offset > FARTHEST {
             return None;

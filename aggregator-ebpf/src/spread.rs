@@ -23,34 +23,34 @@ use netsum_common::abi::{
 use netsum_common::wire::{ROCE_PORT, ipv4_mapped};
 
 /// `BPF_F_NO_PREALLOC`: entries take memory only while they are there.
-const SPARSE: usize = 1;
+const NO_PREALLOC: usize = 1;
 
 #[btf_map]
-static SPREAD: HashMap<SpreadKey, SpreadFlow, { MAX_SPREAD_FLOWS as usize }, SPARSE> =
+static SPREAD: HashMap<SpreadKey, SpreadFlow, { MAX_SPREAD_FLOWS as usize }, NO_PREALLOC> =
     HashMap::new();
 #[btf_map]
 static SPREAD_UPLINKS: Array<SpreadUplink, { MAX_UPLINKS as usize }> = Array::new();
 
 /// `PACKET_HOST`: to this machine's MAC address.
-const TO_US: u32 = 0;
+const PACKET_HOST: u32 = 0;
 /// `BPF_FIB_LOOKUP_OUTPUT`: by this interface. `BPF_FIB_LOOKUP_SKIP_NEIGH`: without the neighbour's
 /// MAC address (Linux 6.3).
-const BY: u32 = 1 << 1;
-const NEXT_HOP: u32 = 1 << 2;
+const OUTPUT: u32 = 1 << 1;
+const SKIP_NEIGH: u32 = 1 << 2;
 
 /// `BPF_FIB_LKUP_RET_FRAG_NEEDED`: longer than the path's MTU.
-const TOO_LONG: i64 = 8;
-const NO_WAY: i64 = -1;
+const FRAG_NEEDED: i64 = 8;
+const NO_ROUTE: i64 = -1;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const UDP: u8 = 17;
 /// The parsed headers, over IPv4 and IPv6.
-const HEADERS: usize = 14 + 20 + 8;
+const HEADERS_V4: usize = 14 + 20 + 8;
 const HEADERS_V6: usize = 14 + 40 + 8;
 /// A shorter first packet has hardly any payload: an acknowledgement or a read request, not a flow
 /// of bytes.
-const SHORT: u32 = 128;
+const MIN_FLOW_PACKET: u32 = 128;
 
 /// `struct bpf_fib_lookup`, as far as unions are of use here. Copies of it are made of words of 8
 /// bytes, which the verifier wants aligned.
@@ -82,43 +82,46 @@ struct Packet {
 /// Handles every packet that is to be routed.
 #[classifier]
 pub fn spread(ctx: TcContext) -> i32 {
-    by_its_uplink(&ctx).unwrap_or(TC_ACT_UNSPEC)
+    route_by_flow(&ctx).unwrap_or(TC_ACT_UNSPEC)
 }
 
 /// `None` leaves the packet to the kernel.
 #[inline(always)]
-fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
+fn route_by_flow(ctx: &TcContext) -> Option<i32> {
     let packet = parse(ctx)?;
     // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
-    let here = unsafe { (*ctx.skb.skb).ifindex };
-    let kernels = packet.route(ctx, here, NEXT_HOP).ok()?;
-    if !goes_up(kernels.ifindex) {
+    let ifindex = unsafe { (*ctx.skb.skb).ifindex };
+    let kernel_route = packet.route(ctx, ifindex, SKIP_NEIGH).ok()?;
+    if !is_uplink(kernel_route.ifindex) {
         return None;
     }
     let flow = SPREAD.get_ptr_mut(&packet.key);
     let route = match flow {
         Some(flow) => {
             // SAFETY: a map value, which lives as long as the program runs.
-            let (now, given) = unsafe { ((*flow).uplink, (*flow).given) };
+            let (uplink, pinned) = unsafe { ((*flow).uplink, (*flow).given) };
             // A pinned flow returns to its uplink as soon as that is usable.
-            let back =
-                if given == 0 || given == now + 1 { None } else { packet.by(ctx, given - 1).ok() };
+            let back = if pinned == 0 || pinned == uplink + 1 {
+                None
+            } else {
+                packet.route_over(ctx, pinned - 1).ok()
+            };
             match back {
                 Some(route) => {
                     // SAFETY: as above.
-                    unsafe { (*flow).uplink = given - 1 };
+                    unsafe { (*flow).uplink = pinned - 1 };
                     route
                 }
-                None => match packet.by(ctx, now) {
+                None => match packet.route_over(ctx, uplink) {
                     Ok(route) => route,
                     // The kernel reports that to the sender.
-                    Err(TOO_LONG) => return None,
+                    Err(FRAG_NEEDED) => return None,
                     Err(_) => {
-                        let (uplink, route) = packet.least(ctx)?;
+                        let (uplink, route) = packet.least_loaded(ctx)?;
                         // SAFETY: as above. All CPUs choose alike, more or less.
                         unsafe {
                             (*flow).uplink = uplink;
-                            charge(uplink, (*flow).bytes.max((*flow).advance));
+                            add_load(uplink, (*flow).bytes.max((*flow).advance));
                         }
                         route
                     }
@@ -126,12 +129,12 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
             }
         }
         None => {
-            let (uplink, route) = packet.least(ctx)?;
-            let advance = if ctx.len() < SHORT { 0 } else { usual() };
+            let (uplink, route) = packet.least_loaded(ctx)?;
+            let advance = if ctx.len() < MIN_FLOW_PACKET { 0 } else { mean_flow_bytes() };
             let flow = SpreadFlow { uplink, given: 0, bytes: ctx.len() as u64, advance };
             // Without room the kernel routes the packet.
             SPREAD.insert(&packet.key, flow, 0).ok()?;
-            charge(uplink, advance);
+            add_load(uplink, advance);
             route
         }
     };
@@ -139,7 +142,7 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
         // SAFETY: a map value; a word that is added to by all.
         unsafe { add(&raw mut (*flow).bytes, ctx.len() as u64) };
     }
-    packet.age(ctx)?;
+    packet.decrement_ttl(ctx)?;
     let next = bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: route.dst };
     let mut hop = bpf_redir_neigh { nh_family: route.family as u32, __bindgen_anon_1: next };
     // SAFETY: the kernel copies the next hop.
@@ -152,7 +155,7 @@ fn by_its_uplink(ctx: &TcContext) -> Option<i32> {
 fn parse(ctx: &TcContext) -> Option<Packet> {
     // SAFETY: the context is valid for the program's run; the verifier rewrites the access.
     let (kind, tagged) = unsafe { ((*ctx.skb.skb).pkt_type, (*ctx.skb.skb).vlan_present) };
-    if kind != TO_US || tagged != 0 {
+    if kind != PACKET_HOST || tagged != 0 {
         return None;
     }
     if ctx.data_end() - ctx.data() < HEADERS_V6 {
@@ -160,11 +163,11 @@ fn parse(ctx: &TcContext) -> Option<Packet> {
         ctx.pull_data(ctx.len().min(HEADERS_V6 as u32)).ok()?;
     }
     let data = ctx.data();
-    if data + HEADERS > ctx.data_end() {
+    if data + HEADERS_V4 > ctx.data_end() {
         return None;
     }
-    // SAFETY: so many bytes are inside the packet, as just checked.
-    let b = unsafe { &*(data as *const [u8; HEADERS]) };
+    // SAFETY: the bounds were checked just above.
+    let b = unsafe { &*(data as *const [u8; HEADERS_V4]) };
     let v6 = match [b[12], b[13]] {
         // Neither options nor fragments.
         [0x08, 0x00] if b[14] == 0x45 && b[20] & 0x3f == 0 && b[21] == 0 && b[23] == UDP => false,
@@ -176,7 +179,7 @@ fn parse(ctx: &TcContext) -> Option<Packet> {
         if data + HEADERS_V6 > ctx.data_end() {
             return None;
         }
-        // SAFETY: so many bytes are inside the packet, as just checked.
+        // SAFETY: the bounds were checked just above.
         let b = unsafe { &*(data as *const [u8; HEADERS_V6]) };
         key.src_ip.copy_from_slice(&b[22..38]);
         key.dst_ip.copy_from_slice(&b[38..54]);
@@ -204,7 +207,7 @@ impl Packet {
     /// The kernel's route.
     #[inline(always)]
     fn route(&self, ctx: &TcContext, ifindex: u32, flags: u32) -> Result<Route, i64> {
-        let (src, dst) = (words(&self.key.src_ip), words(&self.key.dst_ip));
+        let (src, dst) = (address_words(&self.key.src_ip), address_words(&self.key.dst_ip));
         let v4 = |a: [u32; 4]| if self.v6 { a } else { [a[3], 0, 0, 0] };
         let mut route = Route {
             family: if self.v6 { AF_INET6 } else { AF_INET },
@@ -232,21 +235,21 @@ impl Packet {
 
     /// The route over an uplink with a carrier.
     #[inline(always)]
-    fn by(&self, ctx: &TcContext, uplink: u32) -> Result<Route, i64> {
-        let uplink = SPREAD_UPLINKS.get(uplink).filter(|uplink| uplink.up != 0).ok_or(NO_WAY)?;
-        let route = self.route(ctx, uplink.ifindex, NEXT_HOP | BY)?;
+    fn route_over(&self, ctx: &TcContext, uplink: u32) -> Result<Route, i64> {
+        let uplink = SPREAD_UPLINKS.get(uplink).filter(|uplink| uplink.up != 0).ok_or(NO_ROUTE)?;
+        let route = self.route(ctx, uplink.ifindex, SKIP_NEIGH | OUTPUT)?;
         // Over IPv6 the answer may have another interface.
-        if route.ifindex == uplink.ifindex { Ok(route) } else { Err(NO_WAY) }
+        if route.ifindex == uplink.ifindex { Ok(route) } else { Err(NO_ROUTE) }
     }
 
     /// The route over the usable uplink with the least bytes.
     #[inline(always)]
-    fn least(&self, ctx: &TcContext) -> Option<(u32, Route)> {
+    fn least_loaded(&self, ctx: &TcContext) -> Option<(u32, Route)> {
         let (mut best, mut least) = (None, u64::MAX);
         for number in 0..MAX_UPLINKS {
             let load = SPREAD_UPLINKS.get(number)?.load;
             if load < least
-                && let Ok(route) = self.by(ctx, number)
+                && let Ok(route) = self.route_over(ctx, number)
             {
                 (best, least) = (Some((number, route)), load);
             }
@@ -256,7 +259,7 @@ impl Packet {
 
     /// Decrements the TTL.
     #[inline(always)]
-    fn age(&self, ctx: &TcContext) -> Option<()> {
+    fn decrement_ttl(&self, ctx: &TcContext) -> Option<()> {
         if self.v6 {
             return ctx.store(21, &(self.ttl - 1), 0).ok();
         }
@@ -269,7 +272,7 @@ impl Packet {
 
 /// Whether an interface is an uplink.
 #[inline(always)]
-fn goes_up(ifindex: u32) -> bool {
+fn is_uplink(ifindex: u32) -> bool {
     for number in 0..MAX_UPLINKS {
         match SPREAD_UPLINKS.get(number) {
             Some(uplink) if uplink.ifindex == ifindex => return true,
@@ -283,7 +286,7 @@ fn goes_up(ifindex: u32) -> bool {
 /// Mean bytes of a flow, as far as known. A new flow counts as that many: otherwise all flows that
 /// start at about the same time would use the uplink with the least bytes at that moment.
 #[inline(always)]
-fn usual() -> u64 {
+fn mean_flow_bytes() -> u64 {
     let (mut bytes, mut flows) = (0, 0);
     for number in 0..MAX_UPLINKS {
         let Some(uplink) = SPREAD_UPLINKS.get(number) else { break };
@@ -296,7 +299,7 @@ fn usual() -> u64 {
 
 /// Adds a flow to an uplink.
 #[inline(always)]
-fn charge(uplink: u32, bytes: u64) {
+fn add_load(uplink: u32, bytes: u64) {
     if let Some(uplink) = SPREAD_UPLINKS.get_ptr_mut(uplink)
         && bytes > 0
     {
@@ -326,7 +329,7 @@ unsafe fn add(word: *mut u64, value: u64) {
 
 /// As the kernel wants addresses: in the order of their bytes.
 #[inline(always)]
-fn words(a: &[u8; 16]) -> [u32; 4] {
+fn address_words(a: &[u8; 16]) -> [u32; 4] {
     let word = |i: usize| u32::from_ne_bytes([a[i], a[i + 1], a[i + 2], a[i + 3]]);
     [word(0), word(4), word(8), word(12)]
 }

@@ -9,7 +9,7 @@ use aya_ebpf::helpers::generated::{
     bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_load_bytes,
 };
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, traced_by, watch};
+use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, traced_by, features};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::wire::EthHdr;
@@ -51,7 +51,7 @@ impl FlowRef {
 /// Whether tracing is on.
 #[inline(always)]
 pub fn is_on() -> bool {
-    maps::watched() & watch::TRACE != 0
+    maps::features() & features::TRACE != 0
 }
 
 /// Traces a packet after [`crate::classify::classify`], with its counter.

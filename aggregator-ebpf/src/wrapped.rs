@@ -6,7 +6,7 @@ use core::mem::offset_of;
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{Address, watch};
+use netsum_common::abi::{Address, features};
 use netsum_common::wire::{
     self, Bytes, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Header, IPPROTO_ICMPV6,
     IPPROTO_UDP, Ipv4Hdr, Ipv6Hdr, NEIGHBOUR_ADVERTISEMENT, ROCE_PORT, Reject, UdpHdr, UpperLayer,
@@ -61,7 +61,11 @@ extern "C" fn hidden_packet() -> u64 {
 
 #[inline(always)]
 fn hidden_code() -> u64 {
-    if maps::watched() & (watch::RANKS | watch::FIRST_PACKETS) == 0 { NOT_ROCE } else { HIDDEN }
+    if maps::features() & (features::RANKS | features::FIRST_PACKETS) == 0 {
+        NOT_ROCE
+    } else {
+        HIDDEN
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -60,8 +60,8 @@ pub mod maps {
     pub const COUNTERS: &str = "COUNTERS";
     /// Array, ring to [`crate::timing::Timing`].
     pub const TIMINGS: &str = "TIMINGS";
-    /// Array of one [`super::TraceFilter`]: the packets to trace, while [`super::watch::TRACE`] is
-    /// set.
+    /// Array of one [`super::TraceFilter`]: the packets to trace, while
+    /// [`super::features::TRACE`] is set.
     pub const TRACE_FILTER: &str = "TRACE_FILTER";
     /// Ring buffer of traced packets: each is a [`super::TraceEvent`] followed by bytes of the
     /// frame.
@@ -273,7 +273,7 @@ impl Owner {
 }
 
 /// Optional work of the programs.
-pub mod watch {
+pub mod features {
     /// Unknown flows are noted in [`super::maps::UNKNOWN_FLOWS`] for the daemon.
     pub const UNKNOWN_FLOWS: u32 = 1;
     /// First packets of messages are searched for the header of a job that is set up in band: such

@@ -52,13 +52,13 @@ impl Psn {
         self.0
     }
 
-    /// The PSN so many packets later.
+    /// The PSN `packets` later.
     #[inline(always)]
     pub const fn plus(self, packets: u32) -> Self {
         Self(add(self.0, packets))
     }
 
-    /// The PSN so many packets before.
+    /// The PSN `packets` earlier.
     #[inline(always)]
     pub const fn minus(self, packets: u32) -> Self {
         Self(sub(self.0, packets))

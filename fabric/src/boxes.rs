@@ -419,7 +419,7 @@ impl Boxes {
             up: state.carries(&link_state),
             below: link_state.link.below.to_string(),
             above: link_state.link.above.to_string(),
-            trouble: link_state.trouble,
+            problem: link_state.problem,
             rate: link_state.link.rate.map_or(0, |rate| rate.0),
             nominal: link_state.nominal.map_or(0, |rate| rate.0),
             measured: link_state.measured.iter().flatten().copied().next().unwrap_or_default(),

@@ -70,9 +70,9 @@ pub struct Dispatcher {
     pending: Pending,
     given: BTreeMap<String, GivenOrders>,
     /// Jobs that no boxes could sum when their ranks joined, and that started nevertheless.
-    on_host_ring: HashMap<String, Members>,
+    on_host_ring: HashMap<String, JobEpoch>,
     /// Jobs of an earlier manager whose boxes are not known yet.
-    taken_over: HashMap<String, Members>,
+    taken_over: HashMap<String, JobEpoch>,
     /// Jobs whose ranks have left, with the time and the boxes that summed them: ranks leave before
     /// they reconnect.
     left: HashMap<String, (Instant, Vec<String>)>,
@@ -124,7 +124,7 @@ impl Dispatcher {
                 let inner = dispatcher.shared.lock();
                 let job = inner.controller.job(&name).ok().filter(|job| job.state == State::Active);
                 let Some(job) = job else { continue };
-                (members(job), dispatcher.layout_found(job, seen))
+                (job_epoch(job), dispatcher.layout_found(job, seen))
             };
             match layout {
                 Ok(layout) => drop(dispatcher.given.insert(name, GivenOrders::new(of.1, layout))),
@@ -198,7 +198,7 @@ impl Dispatcher {
                 State::Active
                     if [&self.on_host_ring, &self.taken_over]
                         .iter()
-                        .any(|of| of.get(name) == Some(&members(job))) =>
+                        .any(|of| of.get(name) == Some(&job_epoch(job))) =>
                 {
                     return RequiredState::Same;
                 }
@@ -320,10 +320,8 @@ impl Dispatcher {
                     NETSUM_JOB = name;
                     "job {name}: no boxes sum it, its ranks sum over the hosts' ring: {why:#}"
                 );
-                let of = inner.controller.job(&name).map(members);
-                inner
-                    .carry_out(Some(&name), Vec::new())
-                    .unwrap_or_else(|e| log::error!("{}", e.message()));
+                let of = inner.controller.job(&name).map(job_epoch);
+                inner.carry_out_or_log(Some(&name), Vec::new());
                 of.map(|of| self.on_host_ring.insert(name, of)).ok();
                 continue;
             }
@@ -331,9 +329,7 @@ impl Dispatcher {
             refusal = Some(Refusal::NotNow(format!("job `{name}`: {why:#}")));
             if inner.controller.job(&name).is_ok_and(|job| epoch(job) == now) {
                 let actions = inner.controller.execution_failed(&name, &format!("{why:#}"));
-                inner
-                    .carry_out(Some(&name), actions)
-                    .unwrap_or_else(|e| log::error!("{}", e.message()));
+                inner.carry_out_or_log(Some(&name), actions);
             }
         }
         for Joined { rank, epoch } in joined {
@@ -505,9 +501,9 @@ impl Dispatcher {
 }
 
 /// A job and its ranks; distinguishes jobs of the same name, and ranks that join later.
-type Members = (String, u32);
+type JobEpoch = (String, u32);
 
-fn members(job: &Job) -> Members {
+fn job_epoch(job: &Job) -> JobEpoch {
     (layout::token(job), epoch(job))
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use netsum_api::v1 as api;
 use netsum_common::abi::ring_flags;
-use netsum_core::members::Group;
+use netsum_core::members::RankRange;
 use netsum_core::plane::FlowSpec;
 use netsum_core::{Job, Rank};
 
@@ -175,12 +175,12 @@ fn uplinks(ups: &[(&str, usize)]) -> String {
 }
 
 /// The ranks below each box, by their places in the ring.
-fn groups(ends: &[End]) -> Result<Vec<(String, Group)>, String> {
-    let mut groups: Vec<(String, Group)> = Vec::new();
+fn groups(ends: &[End]) -> Result<Vec<(String, RankRange)>, String> {
+    let mut groups: Vec<(String, RankRange)> = Vec::new();
     for (rank, end) in (0..).zip(ends) {
         match groups.last_mut() {
             Some((of, group)) if *of == end.of => group.last = rank,
-            _ => groups.push((end.of.clone(), Group { first: rank, last: rank })),
+            _ => groups.push((end.of.clone(), RankRange { first: rank, last: rank })),
         }
     }
     let mut names = BTreeSet::new();

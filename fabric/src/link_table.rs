@@ -37,7 +37,7 @@ pub struct LinkState {
     /// one of its ends.
     pub is_unused: bool,
     /// Fault, as text.
-    pub trouble: Option<String>,
+    pub problem: Option<String>,
     /// Bits per second by the file or by drivers.
     pub nominal: Option<Rate>,
     /// Rate at the last measurement, or why it is unknown.
@@ -50,7 +50,7 @@ struct Memory {
     carries: bool,
     /// Since when a direction has been missing.
     missing: Option<Instant>,
-    trouble: Option<String>,
+    problem: Option<String>,
     /// Bits per second that replace the nominal rate, and the nominal rate at that time; 0 if
     /// unknown.
     rate: Option<(u64, u64)>,
@@ -219,16 +219,16 @@ impl LinkTable {
                     ))
                 });
             let without_lldp = configured && (!has_lldp(&below.of) || !has_lldp(&above.of));
-            let trouble = match (up, down) {
+            let problem = match (up, down) {
                 (true, true) => {
                     (memory.carries, memory.missing) = (true, None);
                     None
                 }
                 _ if configured && other.is_some() => other,
                 // A medium without LLDP, or a box that does not use it.
-                (false, false) if configured => memory.trouble.take(),
+                (false, false) if configured => memory.problem.take(),
                 _ if without_lldp => None,
-                _ if now - *memory.missing.get_or_insert(now) < GRACE => memory.trouble.take(),
+                _ if now - *memory.missing.get_or_insert(now) < GRACE => memory.problem.take(),
                 (up, down) => {
                     memory.carries = false;
                     Some(match (up, down) {
@@ -238,13 +238,13 @@ impl LinkTable {
                     })
                 }
             };
-            if trouble != memory.trouble {
-                match &trouble {
+            if problem != memory.problem {
+                match &problem {
                     Some(why) => log::warn!("link {below} to {above}: {why}"),
                     None => log::info!("link {below} to {above}: LLDP works both ways"),
                 }
             }
-            memory.trouble = trouble;
+            memory.problem = problem;
         }
     }
 
@@ -457,13 +457,13 @@ impl LinkTable {
             }
             _ => None,
         };
-        let troubles = [level, unconfirmed, memory.trouble, mtus];
-        let troubles: Vec<String> = troubles.into_iter().flatten().collect();
+        let problems = [level, unconfirmed, memory.problem, mtus];
+        let problems: Vec<String> = problems.into_iter().flatten().collect();
         LinkState {
             link,
             carries: memory.carries && !is_unused,
             is_unused,
-            trouble: (!troubles.is_empty()).then(|| troubles.join("; ")),
+            problem: (!problems.is_empty()).then(|| problems.join("; ")),
             nominal,
             measured: memory.measured,
         }

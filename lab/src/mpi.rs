@@ -31,7 +31,7 @@ impl Mpi {
         }
     }
 
-    /// The command that starts ranks, so many on each host; the program and its arguments follow.
+    /// The command that starts `per_host` ranks on each host; the program and its arguments follow.
     /// Launcher and ranks have these variables.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::tree::{Collective, Tree, load};
 
 /// The part of its share that a job keeps in exchange for fewer trees (Blink, section 3.2.1), with
 /// a margin for rounding.
-const KEPT: f64 = 0.95 + 1e-9;
+const MIN_SHARE: f64 = 0.95 + 1e-9;
 /// This many sets of trees are tried one by one; then the least useful tree is left out each time.
 const SETS: usize = 300;
 
@@ -178,7 +178,7 @@ pub fn plan(network: &Network, jobs: &[Job]) -> Result<Vec<Plan>, Error> {
             Choice::Trees(_, bound) if jobs.len() == 1 => bound.min(bounds[n]),
             _ => shares[n],
         };
-        let least = (optimum * KEPT).min(shares[n] * (1.0 - 1e-9));
+        let least = (optimum * MIN_SHARE).min(shares[n] * (1.0 - 1e-9));
         rings[n].clear();
         let others = Rings::new(network, rings.iter().flatten());
         let lay_out = |trees| match job.collective {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 /// The shape of `job create`'s rings by default at path MTU 1024: 1024 slots of slightly more than
 /// 1024 bytes, and 112 bytes more for each member.
-const USUAL: Shape = Shape {
+const DEFAULT_RINGS: Shape = Shape {
     wire: 1.08,
     added: 1.001,
     window: 524_288.0,
@@ -97,7 +97,7 @@ fn the_example_promises_no_more_per_ring_than_a_core_adds() {
     let eval = Job { priority: 1, ..job("eval", hosts(&["a0", "b0"])) };
     let jobs =
         [job("train", hosts(&["a1", "a2", "b1", "b2"])), eval, job("late", hosts(&["a0", "a1"]))];
-    for network in [network.clone(), network.with_rings(USUAL)] {
+    for network in [network.clone(), network.with_rings(DEFAULT_RINGS)] {
         let plans = plan(&network, &jobs).unwrap();
         check(&network, &plans.iter().collect::<Vec<_>>());
         for tree in plans.iter().flat_map(|plan| &plan.trees) {
@@ -150,12 +150,12 @@ fn a_plan_does_not_exceed_the_slot_pool() {
             cpus: Some(8),
             slot_memory: Some(slots),
         };
-        let network = Network::new(&t).unwrap().with_rings(USUAL);
+        let network = Network::new(&t).unwrap().with_rings(DEFAULT_RINGS);
         let plans = plan(&network, &[job("first", 0..4), job("second", 0..4)]).unwrap();
         check(&network, &plans.iter().collect::<Vec<_>>());
         (network, plans)
     };
-    let ring = USUAL.slots_of(4);
+    let ring = DEFAULT_RINGS.slots_of(4);
     let rings = |plan: &Plan| plan.trees.iter().map(|tree| tree.rings).sum::<u32>();
     let (_, plans) = with(8.0 * ring);
     assert_eq!(plans.iter().map(rings).collect::<Vec<_>>(), [4, 4]);
@@ -173,7 +173,7 @@ fn a_plan_does_not_exceed_the_slot_pool() {
 fn links_carry_headers_and_a_window_takes_a_round_trip() {
     let mut t = generate::rack(2, 8e9);
     let rate = |t: &Topology| {
-        let network = Network::new(t).unwrap().with_rings(USUAL);
+        let network = Network::new(t).unwrap().with_rings(DEFAULT_RINGS);
         let plan = plan(&network, &[job("j", 0..2)]).unwrap().remove(0);
         check(&network, &[&plan]);
         (plan.rate(), plan.trees[0].rings, plan.bound)
@@ -205,7 +205,8 @@ fn rings_are_in_proportion_to_the_rates_of_trees() {
 
 #[test]
 fn a_ring_that_no_box_can_have_is_refused_by_name() {
-    let network = |hosts| Network::new(&generate::rack(hosts, 8e9)).unwrap().with_rings(USUAL);
+    let network =
+        |hosts| Network::new(&generate::rack(hosts, 8e9)).unwrap().with_rings(DEFAULT_RINGS);
     assert!(plan(&network(64), &[job("j", 0..64)]).is_ok());
     let error = plan(&network(65), &[job("j", 0..65)]).unwrap_err().to_string();
     assert_eq!(error, "job j: a ring would have 65 members at leaf0, but 64 are the most");
@@ -235,9 +236,9 @@ fn with_boxes(mut t: Topology, boxes: &[AnyBox]) -> Network {
     for (b, (cpus, adds, rings)) in t.boxes.iter_mut().zip(boxes) {
         b.cpus = Some(*cpus);
         b.aggregation_rate = Some(f64::from(*cpus) * f64::from(*adds) * 1e8);
-        b.slot_memory = Some(f64::from(*rings) * USUAL.slots_of(2));
+        b.slot_memory = Some(f64::from(*rings) * DEFAULT_RINGS.slots_of(2));
     }
-    Network::new(&t).unwrap().with_rings(USUAL)
+    Network::new(&t).unwrap().with_rings(DEFAULT_RINGS)
 }
 
 proptest! {

@@ -182,7 +182,7 @@ impl Begin {
 }
 
 /// A call that waits: an operation that completes soon wakes no other thread.
-const SOON: Begin = Begin { first: Duration::from_millis(1), tag: 0, wire: None };
+const BLOCKING: Begin = Begin { first: Duration::from_millis(1), tag: 0, wire: None };
 
 /// A call that does not wait.
 const fn in_flight(tag: u32) -> Begin {
@@ -429,7 +429,7 @@ impl Communicator {
         op: &str,
         wire: Option<&str>,
     ) -> PyResult<Report> {
-        self.start_all_reduce(array, op, SOON, wire)?.wait(array.py(), None)
+        self.start_all_reduce(array, op, BLOCKING, wire)?.wait(array.py(), None)
     }
 
     /// As all_reduce, in flight.
@@ -447,7 +447,7 @@ impl Communicator {
     /// As all_reduce, but only rank `root` gets the result. None is all ranks.
     #[pyo3(signature = (array, root, op="sum"))]
     fn reduce(&self, array: &Bound<'_, PyAny>, root: Option<i64>, op: &str) -> PyResult<Report> {
-        self.start_reduce(array, root, op, SOON)?.wait(array.py(), None)
+        self.start_reduce(array, root, op, BLOCKING)?.wait(array.py(), None)
     }
 
     /// As reduce, in flight.
@@ -470,7 +470,7 @@ impl Communicator {
         input: &Bound<'_, PyAny>,
         op: &str,
     ) -> PyResult<Report> {
-        self.start_reduce_scatter(output, input, op, SOON)?.wait(output.py(), None)
+        self.start_reduce_scatter(output, input, op, BLOCKING)?.wait(output.py(), None)
     }
 
     /// As reduce_scatter, in flight.
@@ -487,7 +487,7 @@ impl Communicator {
 
     /// Copies the array of rank `root`, of any dtype, to all ranks, in place.
     fn broadcast(&self, array: &Bound<'_, PyAny>, root: i64) -> PyResult<Report> {
-        self.start_broadcast(array, root, SOON)?.wait(array.py(), None)
+        self.start_broadcast(array, root, BLOCKING)?.wait(array.py(), None)
     }
 
     /// As broadcast, in flight.
@@ -498,7 +498,8 @@ impl Communicator {
 
     /// Concatenates the inputs of all ranks, of any dtype, in `output`.
     fn all_gather(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
-        self.start_exchange(output, input, SOON, Inner::all_gather_async)?.wait(output.py(), None)
+        self.start_exchange(output, input, BLOCKING, Inner::all_gather_async)?
+            .wait(output.py(), None)
     }
 
     /// As all_gather, in flight.
@@ -514,7 +515,8 @@ impl Communicator {
 
     /// Concatenates this rank's part of each rank's input, of any dtype, in `output`.
     fn all_to_all(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Report> {
-        self.start_exchange(output, input, SOON, Inner::all_to_all_async)?.wait(output.py(), None)
+        self.start_exchange(output, input, BLOCKING, Inner::all_to_all_async)?
+            .wait(output.py(), None)
     }
 
     /// As all_to_all, in flight.
@@ -530,7 +532,7 @@ impl Communicator {
 
     /// Returns once all ranks have called it, and earlier operations have completed.
     fn barrier(&self, py: Python<'_>) -> PyResult<Report> {
-        self.start_barrier(py, SOON)?.wait(py, None)
+        self.start_barrier(py, BLOCKING)?.wait(py, None)
     }
 
     /// As barrier, in flight.

@@ -11,7 +11,7 @@ use pyo3::types::PyMemoryView;
 
 use crate::errors::argument;
 
-/// The type of integers of so many bytes.
+/// The type of integers of `bytes` bytes.
 pub fn integer(size: usize, is_signed: bool) -> Option<Dtype> {
     Some(match (size, is_signed) {
         (1, true) => Dtype::I8,

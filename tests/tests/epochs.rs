@@ -141,7 +141,7 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
     let job = JobSpec {
         message_size: first.message_size,
         window: first.window,
-        ..JobSpec::new("anew", RANKS)
+        ..JobSpec::new("again", RANKS)
     };
     cluster.create_job(&job).unwrap();
     let homes: Vec<Home<'_>> = lab.hosts().iter().map(|h| -> Home<'_> { (h, h.ip(0)) }).collect();
@@ -149,7 +149,7 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
         for rank in 0..RANKS {
             let next = (rank + 1) % RANKS;
             let flow = load.flow(0, rank, 0, homes[rank as usize].1, homes[next as usize].1);
-            cluster.add_flow("anew", &flow, &lab.box_().port(rank as usize)).unwrap();
+            cluster.add_flow("again", &flow, &lab.box_().port(rank as usize)).unwrap();
         }
     };
     register(first);
@@ -167,7 +167,7 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
         FrameSpec { id: 0, ..spec }.build()
     };
     let tap = Tap::open(lab.host(0), Host::INTERFACE).unwrap();
-    let slots = || cluster.netsum_json(&["slot", "show", "anew"]).unwrap();
+    let slots = || cluster.netsum_json(&["slot", "show", "again"]).unwrap();
     let incomplete = || {
         let shown = slots();
         shown["slots"].as_array().unwrap().iter().filter(|s| s["state"] == "incomplete").count()
@@ -184,10 +184,10 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
     }
 
     let flow = first.flow(0, 0, 0, homes[0].1, homes[1].1);
-    let refused = cluster.add_flow("anew", &flow, "port0").unwrap_err();
+    let refused = cluster.add_flow("again", &flow, "port0").unwrap_err();
     assert!(refused.to_string().contains("has its flow in ring 0 already"), "{refused}");
-    let said = cluster.netsum(&["job", "restart", "anew"]).unwrap();
-    assert_eq!(said, "anew: waiting  flows 0/3\n");
+    let said = cluster.netsum(&["job", "restart", "again"]).unwrap();
+    assert_eq!(said, "again: waiting  flows 0/3\n");
     assert_eq!(incomplete(), 0);
     let second = Load { first_psn: 0x80_0000, leave_after: None, ..first };
     register(second);
@@ -201,14 +201,14 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
         })
         .collect();
     let late =
-        || ["credit_violation", "stale"].map(|name| cluster.counter(Some("anew"), name).unwrap());
+        || ["credit_violation", "stale"].map(|name| cluster.counter(Some("again"), name).unwrap());
     let before = late();
     // While old packets keep the hosts busy, a rank that waits for a sum may have to retransmit.
     let second = Load { ack_timeout: Duration::from_millis(200), ..second };
     // Each old packet costs a NAK and retransmissions, so a flood without an end would hold up the
     // sums for minutes on a busy machine.
     let (stats, sent) = meanwhile(&cluster, &old, 20, || udp_ring::run(second, &homes).unwrap());
-    let released = cluster.counter(Some("anew"), "released").unwrap();
+    let released = cluster.counter(Some("again"), "released").unwrap();
     println!("{sent} packets of the first connections came late: {before:?} to {:?}", late());
     assert!(sent > 100 && late().iter().sum::<u64>() > before.iter().sum::<u64>());
     assert_eq!(stats.len(), RANKS as usize);

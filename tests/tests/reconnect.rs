@@ -15,7 +15,7 @@ use netsum_lab::{LabSpec, netns};
 
 const RANKS: u32 = 3;
 const SECOND: Duration = Duration::from_secs(1);
-const JOB: &str = "anew";
+const JOB: &str = "renewed";
 
 /// A running job, which outlives the daemon.
 fn start(timeout: Duration) -> (Cluster, Group) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::loaded_programs;
-use netsum_common::abi::{VERSION, maps, watch};
+use netsum_common::abi::{VERSION, features, maps};
 use netsum_common::wire::{self, Opcode};
 use netsum_lab::LabSpec;
 use netsum_lab::cluster::{Cluster, JobSpec, TIMEOUT, one_on_each_host, program};
@@ -50,8 +50,8 @@ fn interrupt(tracing: Running) -> String {
     ended.stderr
 }
 
-/// Flags of the daemon's programs, from their map: what they watch besides their work.
-fn watched(cluster: &Cluster) -> u32 {
+/// The optional work of the daemon's programs, from their map.
+fn enabled_features(cluster: &Cluster) -> u32 {
     let programs = cluster.netsum_json(&["prog", "show", "ingress"]).unwrap();
     let id = programs["programs"][0]["id"].as_u64().unwrap() as u32;
     let program = loaded_programs().flatten().find(|p| p.id() == id).expect("the program");
@@ -64,7 +64,7 @@ fn watched(cluster: &Cluster) -> u32 {
 }
 
 fn is_traced(cluster: &Cluster) -> bool {
-    watched(cluster) & watch::TRACE != 0
+    enabled_features(cluster) & features::TRACE != 0
 }
 
 /// All counters of a job or of the box that are not zero, without the times of sums.
@@ -238,8 +238,8 @@ fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
     assert!(ended.stderr.contains("the daemon closed the connection"), "{ended:?}");
     let pinned = cluster.pins().join(format!("abi-{}/maps/{}", VERSION, maps::FEATURES));
     let watch_map = Map::from_map_data(MapData::from_pin(pinned).unwrap()).unwrap();
-    let watched = Array::<_, u32>::try_from(watch_map).unwrap().get(&0, 0).unwrap();
-    assert_ne!(watched & watch::TRACE, 0);
+    let enabled = Array::<_, u32>::try_from(watch_map).unwrap().get(&0, 0).unwrap();
+    assert_ne!(enabled & features::TRACE, 0);
     cluster.start_daemon().unwrap();
     wait_until("the log says so", || {
         cluster.daemon_log().contains("took over from the previous daemon")

@@ -85,7 +85,7 @@ impl Site {
         Debian::of(self.cluster.lab().box_().vm().unwrap()).journal("netsum").unwrap()
     }
 
-    /// Waits until the unit has logged this text so many times.
+    /// Waits until the unit has logged this text `times` times.
     fn wait_for_log(&self, text: &str, times: usize) {
         self.wait(text, || self.journal().matches(text).count() >= times);
     }

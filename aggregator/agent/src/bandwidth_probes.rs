@@ -29,9 +29,9 @@ const FRAME: usize = 9000;
 /// Most frames that are recorded. A foreign host that sends more causes no further work.
 const FRAMES: usize = MAX_PROBE_BYTES / 1024;
 /// Frames sent in a row before other tasks have their turn.
-const TURN: usize = 64;
+const BURST: usize = 64;
 /// Pause until a full queue has room again.
-const SOON: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Opens a socket with room for one probe; needs CAP_NET_RAW. It receives nothing until it is bound.
 pub fn open() -> Result<Socket> {
@@ -119,7 +119,7 @@ impl BandwidthProbes {
             match send(&*self.socket, ETHERTYPE, ifindex, &frame) {
                 Ok(()) => {
                     sent.push(((start.elapsed() - waited).as_nanos() as u64, frame.len() as u32));
-                    if sent.len().is_multiple_of(TURN) {
+                    if sent.len().is_multiple_of(BURST) {
                         tokio::task::yield_now().await;
                     }
                 }
@@ -128,7 +128,7 @@ impl BandwidthProbes {
                         || e.raw_os_error() == Some(libc::ENOBUFS) =>
                 {
                     let since = Instant::now();
-                    tokio::time::sleep(SOON).await;
+                    tokio::time::sleep(RETRY_PAUSE).await;
                     waited += since.elapsed();
                 }
                 Err(e) => return Err(e),

@@ -159,13 +159,13 @@ fn features(ifindex: u32) -> Result<Option<u64>> {
     setsockopt(&netlink, sockopt::ReceiveTimeout, &TimeVal::new(2, 0))
         .context("generic netlink")?;
     let family = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, b"netdev\0");
-    let Some(answer) = ask(&netlink, &family)? else { return Ok(None) };
+    let Some(answer) = query(&netlink, &family)? else { return Ok(None) };
     let Some(&[low, high]) = attribute(&answer, CTRL_ATTR_FAMILY_ID) else {
         bail!("generic netlink: a family without a number")
     };
     let family = u16::from_ne_bytes([low, high]);
     let device = request(family, NETDEV_CMD_DEV_GET, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
-    let Some(answer) = ask(&netlink, &device)? else { return Ok(None) };
+    let Some(answer) = query(&netlink, &device)? else { return Ok(None) };
     let features = attribute(&answer, NETDEV_A_DEV_XDP_FEATURES).and_then(|v| v.try_into().ok());
     Ok(features.map(u64::from_ne_bytes))
 }
@@ -187,7 +187,7 @@ fn request(family: u16, command: u8, attribute: u16, value: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the answer's attributes; `None` if the kernel does not know the object.
-fn ask(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
+fn query(netlink: &OwnedFd, request: &[u8]) -> Result<Option<Vec<u8>>> {
     send(netlink.as_raw_fd(), request, MsgFlags::empty()).context("generic netlink")?;
     let mut answer = vec![0; 16 << 10];
     let length =
@@ -233,7 +233,7 @@ const ETH_FLAG_LRO: u32 = 1 << 15;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// Sends one ethtool command; `None` if the driver does not support it.
-fn ask_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]> {
+fn query_driver(socket: &OwnedFd, ifindex: u32, command: u32) -> Option<[u32; 64]> {
     // The name as raw bytes, which need not be UTF-8.
     let name = nix::net::if_::if_indextoname(ifindex).ok()?;
     // struct ethtool_drvinfo has 196 bytes, ethtool_cmd 44, ethtool_channels 36, ethtool_value 8.
@@ -258,7 +258,7 @@ fn questions() -> nix::Result<OwnedFd> {
 
 /// A port's link rate in bits per second, as its driver reports it; 0 if unknown.
 pub fn rate(ifindex: u32) -> u64 {
-    let data = questions().ok().and_then(|socket| ask_driver(&socket, ifindex, ETHTOOL_GSET));
+    let data = questions().ok().and_then(|socket| query_driver(&socket, ifindex, ETHTOOL_GSET));
     // speed and speed_hi, two bytes each.
     let [low, high] = [3, 7].map(|word| data.map_or(0, |data| u32::from(half(data[word]))));
     match high << 16 | low {
@@ -276,15 +276,15 @@ fn half(word: u32) -> u16 {
 /// Runs all ethtool queries; facts that a driver does not report are left out.
 fn ethtool(ifindex: u32) -> Result<Ethtool> {
     let socket = questions()?;
-    let ask = |command| ask_driver(&socket, ifindex, command);
-    let driver = ask(ETHTOOL_GDRVINFO).map(|data| {
+    let query = |command| query_driver(&socket, ifindex, command);
+    let driver = query(ETHTOOL_GDRVINFO).map(|data| {
         let bytes: Vec<u8> =
             data[1..9].iter().flat_map(|w| w.to_ne_bytes()).take_while(|&b| b != 0).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     });
     // rx_count and combined_count.
-    let queues = ask(ETHTOOL_GCHANNELS).map_or(0, |data| data[5] + data[8]);
-    let flags = ask(ETHTOOL_GFLAGS).map(|data| data[1]);
+    let queues = query(ETHTOOL_GCHANNELS).map_or(0, |data| data[5] + data[8]);
+    let flags = query(ETHTOOL_GFLAGS).map(|data| data[1]);
     let [lro, rx_vlan] =
         [ETH_FLAG_LRO, ETH_FLAG_RXVLAN].map(|flag| flags.map(|flags| flags & flag != 0));
     Ok(Ethtool { driver: driver.unwrap_or_default(), lro, rx_vlan, queues })

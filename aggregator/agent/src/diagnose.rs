@@ -8,7 +8,7 @@ use netsum_common::abi::RingNumber;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 use netsum_controller::message::{diagnosis_message, refused};
-use netsum_core::diagnose::{PortEvidence, RankEvidence, RingEvidence, UnknownFlow, diagnose};
+use netsum_core::diagnose::{MemberEvidence, PortEvidence, RingEvidence, UnknownFlow, diagnose};
 use netsum_core::missing_packets::Evidence;
 use netsum_core::plane::{RingSpec, unmapped};
 use netsum_core::watch::RingEvent;
@@ -230,7 +230,7 @@ fn ring_evidence(
                 .map(|(old, new)| new.counters[1].saturating_sub(old.counters[1])),
         };
         let known = packets.get(&(flow.ring, flow.rank)).copied().unwrap_or(0);
-        RankEvidence {
+        MemberEvidence {
             last: inner.executor.watch.last_packet(ring.id, flow.rank).map(ago),
             moved: seen.packets.wrapping_sub(known),
             heartbeat: job.epoch.as_ref().and_then(|e| e.last_seen(job.sender(flow.rank))).map(ago),

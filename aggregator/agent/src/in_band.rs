@@ -37,11 +37,11 @@ struct Lines {
 
 impl Lines {
     /// Lines in a period; enough for the ranks of a large job.
-    const MOST: u32 = 200;
+    const MAX_LINES: u32 = 200;
     const PERIOD: Duration = Duration::from_secs(10);
 
     fn new(now: Instant) -> Self {
-        Self { left: Self::MOST, since: now }
+        Self { left: Self::MAX_LINES, since: now }
     }
 
     /// The level at which to log one more line.
@@ -120,10 +120,8 @@ fn take(
         let level = lines.level(level, now);
         log::log!(level, NETSUM_JOB = job, NETSUM_RING = ring, NETSUM_RANK = rank, NETSUM_PORT = port; "job {job}: {line}");
     }
-    if !answer.actions.is_empty()
-        && let Err(e) = inner.carry_out(Some(job), answer.actions)
-    {
-        log::error!(NETSUM_JOB = job; "job {job}: {}", e.message());
+    if !answer.actions.is_empty() {
+        inner.carry_out_or_log(Some(job), answer.actions);
     }
     if !began && let Err(e) = inner.executor.plane.resume_rings(&paused) {
         log::error!(NETSUM_JOB = job; "job {job}: cannot resume its rings: {e:#}");
@@ -166,7 +164,7 @@ mod tests {
     fn lines_are_rationed() {
         let start = Instant::now();
         let mut lines = Lines::new(start);
-        for _ in 0..Lines::MOST {
+        for _ in 0..Lines::MAX_LINES {
             assert_eq!(lines.level(Level::Warn, start), Level::Warn);
         }
         assert_eq!(lines.level(Level::Warn, start + Lines::PERIOD / 2), Level::Debug);

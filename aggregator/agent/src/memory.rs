@@ -7,7 +7,7 @@ use netsum_core::Controller;
 
 /// Memory that rings leave to everything else, including packets that wait for the rings' CPUs. The
 /// kernel allocates maps down to its last page, and then kills some process, such as the daemon.
-const KEPT: u64 = 64 << 20;
+const RESERVE: u64 = 64 << 20;
 
 /// Counted fields: free memory, and memory that the kernel frees when needed.
 const FIELDS: [&str; 4] = ["MemFree", "Active(file)", "Inactive(file)", "SReclaimable"];
@@ -23,7 +23,7 @@ pub fn available() -> Option<u64> {
     if texts.is_empty() {
         texts.push(fs::read_to_string("/proc/meminfo").ok()?);
     }
-    Some(texts.iter().map(|text| usable(text)).sum::<u64>().saturating_sub(KEPT))
+    Some(texts.iter().map(|text| usable(text)).sum::<u64>().saturating_sub(RESERVE))
 }
 
 /// The bytes of [`FIELDS`] in such a file.
@@ -52,7 +52,7 @@ pub fn update_and_warn(controller: &mut Controller) {
              in reserve; jobs that need more are refused",
             Size(promised),
             Size(available),
-            Size(KEPT)
+            Size(RESERVE)
         );
     }
 }

@@ -192,9 +192,7 @@ impl Reloader {
         }
         if !gone.is_empty() {
             let actions = inner.controller.ports_removed(&gone);
-            if let Err(e) = inner.carry_out(None, actions) {
-                log::error!("{}", e.message());
-            }
+            inner.carry_out_or_log(None, actions);
             for port in known.iter().filter(|p| gone.contains(&p.ifindex)) {
                 log::warn!(NETSUM_PORT = port.name; "port {} removed", port.name);
             }
@@ -202,9 +200,7 @@ impl Reloader {
         if ports != known {
             inner.controller.set_ports(ports);
             // The next daemon has to know them.
-            if let Err(e) = inner.carry_out(None, Vec::new()) {
-                log::error!("{}", e.message());
-            }
+            inner.carry_out_or_log(None, Vec::new());
         }
     }
 }

@@ -94,7 +94,7 @@ impl Rtnl {
     /// # Errors
     /// The kernel's error, by its number.
     pub async fn get(&self, request: impl Into<Raw>) -> io::Result<Vec<Raw>> {
-        ask(&self.handle, request.into(), 0).await
+        query(&self.handle, request.into(), 0).await
     }
 
     /// Returns a whole list. The list is read to its end even if the caller is cancelled, for
@@ -107,13 +107,13 @@ impl Rtnl {
         let (Self { handle, one_list }, request) = (self.clone(), request.into());
         let whole = tokio::spawn(async move {
             let _one_list = one_list.lock().await;
-            until_whole(|| ask(&handle, request.clone(), NLM_F_DUMP)).await
+            until_whole(|| query(&handle, request.clone(), NLM_F_DUMP)).await
         });
         whole.await?
     }
 }
 
-async fn ask(handle: &ConnectionHandle<Raw>, request: Raw, list: u16) -> io::Result<Vec<Raw>> {
+async fn query(handle: &ConnectionHandle<Raw>, request: Raw, list: u16) -> io::Result<Vec<Raw>> {
     let mut message =
         NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(request));
     message.header.flags = NLM_F_REQUEST | list;
@@ -123,15 +123,15 @@ async fn ask(handle: &ConnectionHandle<Raw>, request: Raw, list: u16) -> io::Res
 
 /// Repeats the query while the list changes.
 async fn until_whole<F: Future<Output = io::Result<Vec<Raw>>>>(
-    mut ask: impl FnMut() -> F,
+    mut query: impl FnMut() -> F,
 ) -> io::Result<Vec<Raw>> {
     for _ in 1..TRIES {
-        match ask().await {
+        match query().await {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => tokio::time::sleep(PAUSE).await,
             done => return done,
         }
     }
-    ask().await
+    query().await
 }
 
 /// The messages of an answer, if it is complete.

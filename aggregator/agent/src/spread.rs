@@ -26,7 +26,7 @@ pub struct Spreader {
     /// The state last given to the program, and when.
     reported: (Vec<Uplink>, Option<Instant>),
     /// The last error, which has been logged.
-    trouble: String,
+    problem: String,
 }
 
 impl Spreader {
@@ -47,7 +47,7 @@ impl Spreader {
             names,
             chosen,
             reported: Default::default(),
-            trouble: String::new(),
+            problem: String::new(),
         }))
     }
 
@@ -55,11 +55,11 @@ impl Spreader {
     /// logged once.
     pub fn update(&mut self, interfaces: Result<Vec<Interface>>, ports: &[u32], now: Instant) {
         let done = interfaces.and_then(|interfaces| self.try_update(&interfaces, ports, now));
-        let trouble = done.map_or_else(|e| format!("{e:#}"), |()| String::new());
-        if !trouble.is_empty() && trouble != self.trouble {
-            log::error!("flows are not spread: {trouble}");
+        let problem = done.map_or_else(|e| format!("{e:#}"), |()| String::new());
+        if !problem.is_empty() && problem != self.problem {
+            log::error!("flows are not spread: {problem}");
         }
-        self.trouble = trouble;
+        self.problem = problem;
     }
 
     fn try_update(&mut self, interfaces: &[Interface], ports: &[u32], now: Instant) -> Result<()> {

@@ -8,17 +8,17 @@ use super::agent::Shared;
 
 /// Reports that the daemon serves requests.
 pub fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
 /// Reports that the daemon is stopping.
 pub fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
 /// Sets the line in `systemctl status`.
 pub fn status(line: &str) {
-    tell(&[NotifyState::Status(line)]);
+    notify(&[NotifyState::Status(line)]);
 }
 
 /// Feeds systemd's watchdog, if enabled. Each notification shows that this task is scheduled and
@@ -30,12 +30,12 @@ pub async fn keep_alive(shared: Shared) {
     loop {
         tick.tick().await;
         drop(shared.lock());
-        tell(&[NotifyState::Watchdog]);
+        notify(&[NotifyState::Watchdog]);
     }
 }
 
 /// Does nothing without systemd.
-fn tell(state: &[NotifyState]) {
+fn notify(state: &[NotifyState]) {
     sd_notify::notify(state)
         .unwrap_or_else(|e| log::warn!("cannot send {state:?} to systemd: {e}"));
 }

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use netsum_api::arguments::number;
 use netsum_api::v1 as api;
 use netsum_common::size::Size;
-use netsum_core::members::{self, Group};
+use netsum_core::members::{self, RankRange};
 
 use super::failure::EXIT_STATUS;
 
@@ -357,7 +357,7 @@ pub struct PlanArgs {
     #[arg(long = "job", value_name = "JOB=HOST,..[@PRIORITY]")]
     pub jobs: Vec<String>,
     /// Path MTU of the jobs: packets have headers, so links carry less data if it is small.
-    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
+    #[arg(long, default_value_t = netsum_common::defaults::MTU, value_name = "BYTES")]
     pub mtu: u32,
     /// Largest message of the jobs; with the window it determines the slots of a ring.
     #[arg(long, default_value = netsum_common::defaults::MESSAGE_SIZE, value_name = "SIZE")]
@@ -549,7 +549,7 @@ pub enum FlowCommand {
         /// The rings of the ranks that the job has here, like 0-1, if this box is the parent of
         /// only some of them. Default: all.
         #[arg(long, value_parser = range, value_name = "FIRST-LAST")]
-        rings: Option<Group>,
+        rings: Option<RankRange>,
     },
     /// Show the flows of a job, or all, and the packets seen on them.
     #[command(visible_alias = "list")]
@@ -636,7 +636,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn range(text: &str) -> Result<Group, String> {
+fn range(text: &str) -> Result<RankRange, String> {
     match members::groups("--rings", text).map_err(|e| e.to_string())?[..] {
         [group] => Ok(group),
         _ => Err("must be one range of rings, like 0-1".to_owned()),

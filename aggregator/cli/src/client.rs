@@ -31,7 +31,7 @@ fn checked<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
 }
 
 /// The answer of a daemon that may lack the service: then `otherwise` says where it is.
-fn said_by<T>(answer: std::result::Result<Response<T>, Status>, otherwise: &str) -> Result<T> {
+fn answer_or<T>(answer: std::result::Result<Response<T>, Status>, otherwise: &str) -> Result<T> {
     match answer {
         Err(status) if status.code() == Code::Unimplemented => {
             Err(Failure::new(Kind::Refused, otherwise))
@@ -40,12 +40,12 @@ fn said_by<T>(answer: std::result::Result<Response<T>, Status>, otherwise: &str)
     }
 }
 
-fn said_by_box<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
-    said_by(answer, "this socket is a manager's: use a box's --socket")
+fn answer_of_box<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
+    answer_or(answer, "this socket is a manager's: use a box's --socket")
 }
 
-fn said_by_manager<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
-    said_by(answer, "this socket is a box's: use the manager's --socket")
+fn answer_of_manager<T>(answer: std::result::Result<Response<T>, Status>) -> Result<T> {
+    answer_or(answer, "this socket is a box's: use the manager's --socket")
 }
 
 /// Why the daemon did not do what was requested.
@@ -145,40 +145,40 @@ impl Client {
     /// Registers a flow; returns the job with it.
     pub async fn add_flow(&mut self, job: String, flow: api::Flow) -> Result<api::Job> {
         let answer = self.agent.add_flow(api::AddFlowRequest { job, flow: Some(flow) }).await;
-        said_by(answer, "flows can be added only at a box: use its --socket")
+        answer_or(answer, "flows can be added only at a box: use its --socket")
     }
 
     pub async fn list_ports(&mut self) -> Result<Vec<api::Port>> {
-        Ok(said_by_box(self.agent.list_ports(api::ListPortsRequest::default()).await)?.ports)
+        Ok(answer_of_box(self.agent.list_ports(api::ListPortsRequest::default()).await)?.ports)
     }
 
     /// The boxes of a fabric; with the hosts below them if requested; `measure` measures links
     /// first.
     pub async fn show_fabric(&mut self, hosts: bool, measure: bool) -> Result<api::Fabric> {
-        said_by_manager(self.manager.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
+        answer_of_manager(self.manager.show_fabric(api::ShowFabricRequest { hosts, measure }).await)
     }
 
     /// Drains a box for a reason; without a reason, ends the drain.
     pub async fn drain_box(&mut self, name: String, reason: Option<String>) -> Result<()> {
-        said_by_manager(self.manager.drain_box(api::DrainBoxRequest { name, reason }).await)
+        answer_of_manager(self.manager.drain_box(api::DrainBoxRequest { name, reason }).await)
             .map(drop)
     }
 
     /// Makes a fabric use the discovered links with this end, or stop using them.
     pub async fn accept_link(&mut self, end: String, revoke: bool) -> Result<()> {
-        said_by_manager(self.manager.accept_link(api::AcceptLinkRequest { end, revoke }).await)
+        answer_of_manager(self.manager.accept_link(api::AcceptLinkRequest { end, revoke }).await)
             .map(drop)
     }
 
     pub async fn show_spread(&mut self) -> Result<api::Spread> {
-        said_by_box(self.agent.show_spread(api::ShowSpreadRequest {}).await)
+        answer_of_box(self.agent.show_spread(api::ShowSpreadRequest {}).await)
     }
 
     /// Pins a flow to an uplink; without one the box chooses.
     pub async fn pin_flow(&mut self, flow: Ends, uplink: Option<String>) -> Result<()> {
         let Ends { src, src_port, dst } = flow;
         let request = api::PinFlowRequest { src, src_port: src_port.into(), dst, uplink };
-        said_by_box(self.agent.pin_flow(request).await).map(drop)
+        answer_of_box(self.agent.pin_flow(request).await).map(drop)
     }
 
     /// Used slots of a job.
@@ -187,16 +187,16 @@ impl Client {
         job: String,
         ring: Option<u32>,
     ) -> Result<api::ShowSlotsReply> {
-        said_by_box(self.agent.show_slots(api::ShowSlotsRequest { job, ring }).await)
+        answer_of_box(self.agent.show_slots(api::ShowSlotsRequest { job, ring }).await)
     }
 
     /// Rings of a job, or of all when `job` is empty.
     pub async fn list_rings(&mut self, job: String) -> Result<Vec<api::Ring>> {
-        Ok(said_by_box(self.agent.list_rings(api::ListRingsRequest { job }).await)?.rings)
+        Ok(answer_of_box(self.agent.list_rings(api::ListRingsRequest { job }).await)?.rings)
     }
 
     pub async fn list_programs(&mut self) -> Result<api::ListProgramsReply> {
-        said_by_box(self.agent.list_programs(api::ListProgramsRequest {}).await)
+        answer_of_box(self.agent.list_programs(api::ListProgramsRequest {}).await)
     }
 
     /// Diagnoses a stalled job.
@@ -213,12 +213,12 @@ impl Client {
     /// Single packets, as they arrive.
     pub async fn trace(&mut self, request: api::TraceRequest) -> Result<Traces> {
         let answer = self.agent.trace(request).await;
-        said_by(answer, "the manager receives no packets: trace at a box").map(Traces)
+        answer_or(answer, "the manager receives no packets: trace at a box").map(Traces)
     }
 
     /// Counters and load of a job, or of the whole box if `job` is empty.
     pub async fn stats(&mut self, job: String) -> Result<api::StatsReply> {
-        said_by_box(self.agent.stats(api::StatsRequest { job }).await)
+        answer_of_box(self.agent.stats(api::StatsRequest { job }).await)
     }
 }
 

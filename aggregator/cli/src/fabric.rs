@@ -49,7 +49,7 @@ pub struct Link {
     /// Both directions carry traffic.
     pub up: bool,
     /// Fault, as text; null if none is known.
-    pub trouble: Option<String>,
+    pub problem: Option<String>,
     /// Bits per second that plans use; 0 if unknown.
     pub rate: u64,
     /// Rate by the manager's file, or else by the driver of the slower end; 0 if neither has it.
@@ -128,7 +128,7 @@ impl From<api::FabricLink> for Link {
             below: l.below,
             above: l.above,
             up: l.up,
-            trouble: l.trouble,
+            problem: l.problem,
             rate: l.rate,
             nominal: l.nominal,
             measured: (l.measured > 0).then_some(l.measured),
@@ -147,7 +147,7 @@ pub fn links(links: &[Link]) -> impl Iterator<Item = Entry> {
             vec![attribute("rate", text(l.rate)), attribute("nominal", text(l.nominal))];
         facts.extend(l.measured.map(|rate| attribute("measured", text(rate))));
         facts.extend(l.unmeasured.as_ref().map(|why| plain(format!("not measured: {why}"))));
-        facts.extend(l.trouble.as_ref().map(|trouble| styled(trouble.clone(), FAIR)));
+        facts.extend(l.problem.as_ref().map(|problem| styled(problem.clone(), FAIR)));
         entry.attributes(0, facts);
         entry
     })
@@ -237,11 +237,11 @@ mod tests {
             aggregation_rate: answers.then_some(2_900_000_000),
             cpus: answers.then_some(2),
         };
-        let link = |below: &str, up, trouble: Option<&str>| api::FabricLink {
+        let link = |below: &str, up, problem: Option<&str>| api::FabricLink {
             below: below.into(),
             above: "spine0/swp1".into(),
             up,
-            trouble: trouble.map(str::to_owned),
+            problem: problem.map(str::to_owned),
             rate: 2_500_000_000,
             nominal: 10_000_000_000,
             measured: if up { 2_500_000_000 } else { 0 },

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use netsum_api::v1 as api;
 use netsum_common::unmanaged::static_connection;
 use netsum_core::JobRing;
-use netsum_core::members::Group;
+use netsum_core::members::RankRange;
 use netsum_core::uplinks::Uplinks;
 
 /// The flows of a job through this box, in all its rings. `peers` are the ranks' addresses, `ports`
@@ -17,7 +17,7 @@ pub fn flows(
     job: &api::Job,
     peers: &[IpAddr],
     ports: &[String],
-    rings: Option<Group>,
+    rings: Option<RankRange>,
 ) -> Result<Vec<api::Flow>, String> {
     if peers.len() != job.ranks as usize {
         return Err(format!(
@@ -145,7 +145,8 @@ mod tests {
         assert_eq!(up.iter().map(|f| &*f.port).collect::<Vec<_>>(), ["swp9", "swp9", "swp10"]);
         // The second parent has the ranks' third ring, as its first.
         let parent = api::Job { rings: 1, ..job(&["0-3", "4-7"]) };
-        let above = flows(&parent, &peers(), &ports(2), Some(Group { first: 2, last: 2 })).unwrap();
+        let above =
+            flows(&parent, &peers(), &ports(2), Some(RankRange { first: 2, last: 2 })).unwrap();
         assert_eq!((above[1].ring, above[1].qpn, above[1].psn), (0, up[2].qpn, up[2].psn));
     }
 
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(error, "--peers: 7 addresses; job train has 8 ranks");
         let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(3), None).unwrap_err();
         assert_eq!(error, "--ports: 3 ports; job train has 2 members: 0-3, 4-7");
-        let three = Some(Group { first: 0, last: 2 });
+        let three = Some(RankRange { first: 0, last: 2 });
         let error = flows(&job(&["0-3", "4-7"]), &peers(), &ports(2), three).unwrap_err();
         assert_eq!(error, "--rings 0-2: 3 rings; job train has 2");
     }

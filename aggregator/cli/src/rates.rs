@@ -232,8 +232,8 @@ mod tests {
     #[test]
     fn jobs_that_come_go_or_begin_again_give_no_nonsense() {
         let rates = between(
-            &reading(0, &[("gone", 9), ("anew", 5000)]),
-            &reading(1000, &[("anew", 7), ("new", 9)]),
+            &reading(0, &[("gone", 9), ("other", 5000)]),
+            &reading(1000, &[("other", 7), ("new", 9)]),
             0.0,
         );
         assert_eq!(rates.jobs.len(), 1);

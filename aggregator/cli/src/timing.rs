@@ -59,9 +59,9 @@ impl Sums {
 
     /// The sums since an earlier reading; all of them if the job was created again in between.
     pub fn since(&self, earlier: &Self) -> Self {
-        let anew = earlier.ranks.len() != self.ranks.len()
+        let recreated = earlier.ranks.len() != self.ranks.len()
             || self.ranks.iter().zip(&earlier.ranks).any(|(now, before)| now.last < before.last);
-        if anew {
+        if recreated {
             return self.clone();
         }
         let part = |(now, before): (&Part, &Part)| Part {
@@ -139,7 +139,7 @@ pub fn below(bound: Option<u64>) -> String {
 /// Timed sums as JSON.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Timing {
-    /// One fragment index in so many is timed.
+    /// One of this many fragment indexes is timed.
     pub sampled: u32,
     /// From a slot's first contribution to its last.
     pub completion: Durations,
@@ -247,7 +247,7 @@ pub(crate) mod tests {
         api::Histogram { counts: h.counts.to_vec(), sum_ns: h.sum_ns }
     }
 
-    /// Sums of so many ranks that all wait for `late` of them.
+    /// Sums of `ranks` ranks that all wait for `late` of them.
     pub fn sums(ranks: usize, late: usize, count: u64, ns: u64) -> Sums {
         let part = |rank| Part { rank, ..Part::default() };
         let mut sums =

@@ -55,12 +55,12 @@ pub struct ConnectionLimiter {
     addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
     wrong: Arc<Mutex<Lines>>,
     /// Where to report ranks whose connections they have closed.
-    disconnected: Option<UnboundedSender<(Member, Instant)>>,
+    disconnected: Option<UnboundedSender<(RankEpoch, Instant)>>,
 }
 
 /// A rank in an epoch of its job.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Member {
+pub struct RankEpoch {
     pub job: String,
     pub rank: u32,
     pub epoch: u32,
@@ -109,7 +109,7 @@ impl ConnectionLimiter {
     }
 
     /// Reports ranks that close the connection of their heartbeats.
-    pub fn reporting(self, disconnected: UnboundedSender<(Member, Instant)>) -> Self {
+    pub fn reporting(self, disconnected: UnboundedSender<(RankEpoch, Instant)>) -> Self {
         Self { disconnected: Some(disconnected), ..self }
     }
 
@@ -160,7 +160,7 @@ pub struct Peer {
     /// The job whose token it has shown.
     proved: Arc<OnceLock<String>>,
     /// The rank that its last heartbeat was of.
-    member: Arc<Mutex<Option<Member>>>,
+    member: Arc<Mutex<Option<RankEpoch>>>,
     tries: Arc<Semaphore>,
     limiter: ConnectionLimiter,
 }
@@ -172,7 +172,7 @@ impl Peer {
     }
 
     /// Records a rank's heartbeat, with a right token.
-    pub fn is_alive(&self, member: Member) {
+    pub fn is_alive(&self, member: RankEpoch) {
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
     }
 

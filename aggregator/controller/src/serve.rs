@@ -17,7 +17,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 
 use super::backend::Backend;
 use super::jobs::JobsService;
-use super::limiter::{ConnectionLimiter, Limits, Member};
+use super::limiter::{ConnectionLimiter, Limits, RankEpoch};
 use super::worker::WorkerService;
 
 /// The port for workers.
@@ -67,7 +67,7 @@ pub async fn serve<B: Backend>(
             let limiter = ConnectionLimiter::new(limits).reporting(sender);
             let shared = backend.shared().clone();
             tokio::spawn(async move {
-                while let Some((Member { job, rank, epoch }, at)) = disconnected.recv().await {
+                while let Some((RankEpoch { job, rank, epoch }, at)) = disconnected.recv().await {
                     let mut inner = shared.lock();
                     inner.controller.disconnected(&job, Rank(rank), epoch, at);
                 }

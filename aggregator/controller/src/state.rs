@@ -121,9 +121,7 @@ impl<E: Executor> Shared<E> {
             if actions.is_empty() {
                 continue;
             }
-            if let Err(e) = inner.carry_out(None, actions) {
-                log::error!("{}", e.message());
-            }
+            inner.carry_out_or_log(None, actions);
         }
     }
 }
@@ -138,6 +136,15 @@ impl<E: Executor> Inner<E> {
         // A large job's rings, or a disk, can take seconds, and heartbeats wait for the lock.
         self.controller.extend_heartbeats(began.elapsed(), |_| true);
         result
+    }
+
+    /// [`Self::carry_out`] for a change that no client waits for.
+    pub fn carry_out_or_log(&mut self, job: Option<&str>, actions: Vec<Action>) {
+        match (self.carry_out(job, actions), job) {
+            (Ok(()), _) => {}
+            (Err(e), Some(job)) => log::error!(NETSUM_JOB = job; "job {job}: {}", e.message()),
+            (Err(e), None) => log::error!("rings and flows: {}", e.message()),
+        }
     }
 
     /// Records that a manager has called, by its election. Returns whether no manager elected later
@@ -219,7 +226,7 @@ impl<E: Executor> Inner<E> {
                 log::error!(NETSUM_JOB = job; "job {job}: cannot clean up after a failure: {e:#}");
             }
         }
-        let message = format!("cannot set up the job: {error}");
+        let message = format!("cannot change the data plane: {error}");
         Err(if no_memory { Status::resource_exhausted(message) } else { Status::internal(message) })
     }
 

@@ -149,7 +149,8 @@ impl JobFile {
                 "{path}: {e:#}; its jobs are not created again; it is renamed to {}",
                 aside.display()
             );
-            fs::rename(store.path(), &aside).unwrap_or_else(|e| log::error!("{path}: {e}"));
+            fs::rename(store.path(), &aside)
+                .unwrap_or_else(|e| log::error!("{path}: cannot rename: {e}"));
             Jobs::default()
         });
         Ok((Self { store, missing: Vec::new(), _lock: lock }, read.jobs))

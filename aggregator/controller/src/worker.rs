@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::backend::{Backend, RankLocation};
 use super::executor::Executor;
-use super::limiter::{Member, Peer};
+use super::limiter::{Peer, RankEpoch};
 use super::message::{
     RpcResult, error_of, job_message, mac_from_text, mac_text, refused, state_message,
 };
@@ -347,7 +347,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         let (peer, r) = parts(request);
         self.authorise(peer.clone(), &r.job, &r.token).await?;
         if let Some(peer) = peer {
-            peer.is_alive(Member { job: r.job.clone(), rank: r.rank, epoch: r.epoch });
+            peer.is_alive(RankEpoch { job: r.job.clone(), rank: r.rank, epoch: r.epoch });
         }
         let mut guard = self.shared().lock();
         let inner = &mut *guard;

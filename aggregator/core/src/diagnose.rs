@@ -30,7 +30,7 @@ pub struct PortEvidence {
 
 /// Evidence about a rank in a ring.
 #[derive(Clone, Debug)]
-pub struct RankEvidence {
+pub struct MemberEvidence {
     pub flow: FlowSpec,
     /// The rank that owns the connection, by the job's numbers.
     pub sender: Rank,
@@ -47,7 +47,7 @@ pub struct RankEvidence {
     pub port: PortEvidence,
 }
 
-impl RankEvidence {
+impl MemberEvidence {
     /// The port towards the box that may know why the contribution is missing; only if this box
     /// sees no fault itself.
     fn asks_behind(&self) -> Option<String> {
@@ -82,12 +82,12 @@ pub struct RingEvidence {
     /// How long it has been stalled with something pending.
     pub waits: Option<Duration>,
     /// Its ranks, in order.
-    pub ranks: Vec<RankEvidence>,
+    pub ranks: Vec<MemberEvidence>,
 }
 
 impl RingEvidence {
     /// The receiver of a rank's packets, as text.
-    fn receiver(&self, rank: &RankEvidence) -> String {
+    fn receiver(&self, rank: &MemberEvidence) -> String {
         let next = self.after(rank.flow.rank);
         if next.flow.group_mark != 0 {
             format!("{} behind another box", rank.flow.dst)
@@ -97,7 +97,7 @@ impl RingEvidence {
     }
 
     /// The member that `rank` sends to.
-    fn after(&self, rank: Rank) -> &RankEvidence {
+    fn after(&self, rank: Rank) -> &MemberEvidence {
         &self.ranks[rank.next(self.ranks.len() as u32).0 as usize]
     }
 }

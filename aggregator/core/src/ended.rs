@@ -17,7 +17,7 @@ use crate::plane::EndedFlow;
 pub const LINGER: Duration = Duration::from_secs(3600);
 /// Most flows that are kept: all flows may end at once, as may as many waiting connections. Beyond
 /// that, the flows that have been silent longest are forgotten.
-const MOST: usize = MAX_ENDED_FLOWS as usize;
+const MAX_ENDED: usize = MAX_ENDED_FLOWS as usize;
 
 /// The last state of each ended flow.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Ended {
             .collect();
         by_age.sort_by_key(|(_, _, since)| std::cmp::Reverse(*since));
         let idle = |since: Instant| now.saturating_duration_since(since) >= LINGER;
-        let keep = by_age.iter().take(MOST).take_while(|(_, _, since)| !idle(*since)).count();
+        let keep = by_age.iter().take(MAX_ENDED).take_while(|(_, _, since)| !idle(*since)).count();
         let forgotten = by_age.split_off(keep).into_iter().map(|(key, ..)| key).collect();
         self.seen =
             by_age.into_iter().map(|(key, packets, since)| (key, (packets, since))).collect();
@@ -94,7 +94,7 @@ mod tests {
         let (mut ended, start) = (Ended::default(), Instant::now());
         let old: Vec<_> = (0..10).map(|q| flow(q, 0)).collect();
         ended.observe(&old, start);
-        let all: Vec<_> = (0..MOST as u32 + 10).map(|q| flow(q, 0)).collect();
+        let all: Vec<_> = (0..MAX_ENDED as u32 + 10).map(|q| flow(q, 0)).collect();
         let mut forgotten = ended.observe(&all, start + Duration::from_secs(1));
         forgotten.sort_by_key(|key| key.qpn);
         assert_eq!(forgotten, old.iter().map(|f| f.key).collect::<Vec<_>>());

@@ -125,7 +125,7 @@ impl JobSpec {
     }
 
     /// The number of members that its memory suffices for.
-    pub(super) fn most_members(&self) -> u32 {
+    pub(super) fn max_members(&self) -> u32 {
         self.elastic.as_ref().map_or(self.member_count(), |elastic| *elastic.end())
     }
 

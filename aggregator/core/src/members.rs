@@ -16,19 +16,19 @@ use crate::uplinks::Uplinks;
 
 /// Contiguous ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Group {
+pub struct RankRange {
     pub first: u32,
     pub last: u32,
 }
 
-impl Group {
+impl RankRange {
     /// The mark that their sum carries upwards.
     fn group_mark(self) -> u8 {
         group_mark(self.last - self.first + 1)
     }
 }
 
-impl fmt::Display for Group {
+impl fmt::Display for RankRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.first == self.last {
             return write!(f, "{}", self.first);
@@ -41,9 +41,9 @@ impl fmt::Display for Group {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
     /// Groups of ranks behind boxes below.
-    pub groups: Vec<Group>,
+    pub groups: Vec<RankRange>,
     /// Ranks directly below this box. `None`: all ranks, or none if there are groups.
-    pub ranks: Option<Group>,
+    pub ranks: Option<RankRange>,
     /// The port towards the parent box of each ring.
     pub uplink: Option<Uplinks>,
     /// The ranks in the order of their connections; empty if that is the order of their numbers.
@@ -55,7 +55,7 @@ pub struct Members {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     Rank(u32),
-    Group(Group),
+    Group(RankRange),
     /// The parent box.
     Up,
 }
@@ -85,10 +85,10 @@ impl fmt::Display for Member {
 ///
 /// # Errors
 /// If the text is not a list of groups.
-pub fn groups(option: &str, text: &str) -> Result<Vec<Group>, Refusal> {
+pub fn groups(option: &str, text: &str) -> Result<Vec<RankRange>, Refusal> {
     let group = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let group = Group { first: first.parse().ok()?, last: last.parse().ok()? };
+        let group = RankRange { first: first.parse().ok()?, last: last.parse().ok()? };
         (group.first <= group.last).then_some(group)
     };
     text.split(',')
@@ -110,7 +110,7 @@ impl Members {
     pub fn list(&self, ranks: u32) -> Vec<Member> {
         let own = match (self.ranks, self.groups.is_empty()) {
             (Some(group), _) => Some(group),
-            (None, true) => Some(Group { first: 0, last: ranks.saturating_sub(1) }),
+            (None, true) => Some(RankRange { first: 0, last: ranks.saturating_sub(1) }),
             (None, false) => None,
         };
         let mut all: Vec<(u32, Member)> =
@@ -162,10 +162,10 @@ impl Members {
     }
 
     /// The ranks below this box.
-    fn below(&self, ranks: u32) -> Option<Group> {
+    fn below(&self, ranks: u32) -> Option<RankRange> {
         let all = self.list(ranks);
         let below = || all.iter().filter(|member| **member != Member::Up).map(Self::span);
-        Some(Group { first: below().next()?.0, last: below().next_back()?.1 })
+        Some(RankRange { first: below().next()?.0, last: below().next_back()?.1 })
     }
 
     /// First and last rank of a member below this box.
@@ -222,7 +222,7 @@ impl Members {
         let (Some(first), Some(last)) = (below.first(), below.last()) else {
             return invalid("--members: none".into());
         };
-        let sum = Group { first: Self::span(first).0, last: Self::span(last).1 };
+        let sum = RankRange { first: Self::span(first).0, last: Self::span(last).1 };
         let whole = sum.first == 0 && sum.last + 1 == ranks;
         match &self.uplink {
             Some(uplink) if whole => invalid(format!(
@@ -304,7 +304,7 @@ mod tests {
         parent.check(8).unwrap();
         let list: Vec<String> = parent.list(8).iter().map(Member::to_string).collect();
         assert_eq!(list, ["0-3", "4", "5", "6-7"]);
-        assert_eq!(parent.of(3, 8), Some((0, Member::Group(Group { first: 0, last: 3 }))));
+        assert_eq!(parent.of(3, 8), Some((0, Member::Group(RankRange { first: 0, last: 3 }))));
         assert_eq!((parent.of(2, 8), parent.of(7, 8).map(|m| m.0)), (None, Some(3)));
     }
 

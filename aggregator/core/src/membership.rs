@@ -230,7 +230,7 @@ impl Controller {
 
     /// Records why a rank was refused, for the error of ranks that wait for it.
     pub fn note_refused(&mut self, name: &str, rank: Rank, why: &str) {
-        if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.most_members()) {
+        if let Some(job) = self.jobs.get_mut(name).filter(|job| rank.0 < job.spec.max_members()) {
             job.refused.insert(rank, why.to_owned());
         }
     }

@@ -245,7 +245,7 @@ fn another_epoch_starts_with_empty_rings() {
     }
 }
 
-/// An elastic job of 2 to 4 ranks, and how a rank joins it as one of so many.
+/// An elastic job of 2 to 4 ranks, and how a rank joins it as one of `ranks`.
 fn elastic() -> JobSpec {
     JobSpec { elastic: Some(2..=4), ..spec("a", 4) }
 }
@@ -666,7 +666,7 @@ fn memory(c: &Controller) -> u64 {
 #[test]
 fn a_path_mtu_that_is_given_or_needed_by_hand_is_the_jobs_for_any_ranks() {
     let (mut c, now) = (controller(), Instant::now());
-    let ranks = Some(members::Group { first: 0, last: 1 });
+    let ranks = Some(members::RankRange { first: 0, last: 1 });
     let part =
         members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     c.create_job(JobSpec { mtu: 512, ..spec("given", 2) }).unwrap();
@@ -797,7 +797,7 @@ fn events() -> impl Strategy<Value = Event> {
 #[test]
 fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let mut c = controller();
-    let ranks = Some(members::Group { first: 2, last: 3 });
+    let ranks = Some(members::RankRange { first: 2, last: 3 });
     let leaf =
         members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     let spec = JobSpec { members: leaf, ..spec("a", 6) };
@@ -880,7 +880,7 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
 /// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3. The flow of
 /// rank 1 is missing.
 fn leaf_without_its_last(job: &str, c: &mut Controller) {
-    let ranks = Some(members::Group { first: 0, last: 1 });
+    let ranks = Some(members::RankRange { first: 0, last: 1 });
     let members =
         members::Members { ranks, uplink: Some("p3".parse().unwrap()), ..Default::default() };
     c.create_job(JobSpec { members, ..spec(job, 4) }).unwrap();
@@ -1488,7 +1488,7 @@ fn flows_that_another_job_has_had_since_are_no_longer_a_jobs_to_forget() {
 fn of_several_ways_up_the_first_has_the_addresses() {
     let mut c = controller();
     let leaf = |uplink: &str| members::Members {
-        ranks: Some(members::Group { first: 0, last: 1 }),
+        ranks: Some(members::RankRange { first: 0, last: 1 }),
         uplink: Some(uplink.parse().unwrap()),
         ..Default::default()
     };
@@ -1550,7 +1550,7 @@ fn group_controller() -> (Controller, Instant) {
     (c, now)
 }
 
-/// Joins all ranks of a group with so many rings.
+/// Joins all ranks of a group with `rings` rings.
 fn join_group(c: &mut Controller, name: &str, ranks: u32, now: Instant) -> Vec<Action> {
     let job = c.job(name).unwrap();
     let (rings, epoch) = (job.rings.len().max(1), job.last_epoch + 1);

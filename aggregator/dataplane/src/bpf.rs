@@ -194,10 +194,10 @@ impl BpfDataPlane {
     }
 
     /// Sets or clears bits of FEATURES: the optional work of the programs.
-    pub(super) fn watch(&mut self, bits: u32, on: bool) -> Result<()> {
-        let mut watched: Array<_, u32> = self.array(maps::FEATURES)?;
-        let before = watched.get(&0, 0)?;
-        Ok(watched.set(0, if on { before | bits } else { before & !bits }, 0)?)
+    pub(super) fn set_features(&mut self, bits: u32, on: bool) -> Result<()> {
+        let mut features: Array<_, u32> = self.array(maps::FEATURES)?;
+        let before = features.get(&0, 0)?;
+        Ok(features.set(0, if on { before | bits } else { before & !bits }, 0)?)
     }
 }
 

@@ -6,7 +6,9 @@
 
 use anyhow::{Context as _, Result, bail};
 use aya::maps::HashMap;
-use netsum_common::abi::{Address, ConnectionKey, Flow, FlowKey, Owner, RingNumber, maps, watch};
+use netsum_common::abi::{
+    Address, ConnectionKey, Flow, FlowKey, Owner, RingNumber, features, maps,
+};
 use netsum_common::counters::Counter;
 use netsum_core::plane::{EndedFlow, FlowSpec, FlowStats, mapped, unmapped};
 
@@ -135,7 +137,7 @@ impl BpfDataPlane {
         }
         owner.flows += 1;
         owners.insert(address, owner, 0)?;
-        self.watch(watch::RANKS, true)
+        self.set_features(features::RANKS, true)
     }
 
     /// Counts one flow less for each of a flow's addresses. An ended flow is not counted.
@@ -167,7 +169,7 @@ impl BpfDataPlane {
             Some(_) => {
                 ignore_missing(owners.remove(&address))?;
                 if owners.keys().next().is_none() {
-                    self.watch(watch::RANKS, false)
+                    self.set_features(features::RANKS, false)
                 } else {
                     Ok(())
                 }
@@ -200,7 +202,7 @@ impl BpfDataPlane {
                 ignore_missing(unknown_flows.remove(&key))?;
             }
         }
-        self.watch(watch::UNKNOWN_FLOWS, on)
+        self.set_features(features::UNKNOWN_FLOWS, on)
     }
 
     pub(super) fn noted_unknown_flows(&self) -> Result<Vec<(ConnectionKey, u64)>> {

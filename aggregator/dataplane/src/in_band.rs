@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use netsum_common::abi::{
-    Claim, ClaimKey, ConnectionKey, InBandJob, MAX_ENDED_FLOWS, Token, maps, watch,
+    Claim, ClaimKey, ConnectionKey, InBandJob, MAX_ENDED_FLOWS, Token, features, maps,
 };
 use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::{InBandToken, JobHeader};
@@ -13,7 +13,7 @@ use super::bpf::{BpfDataPlane, found, ignore_missing};
 impl BpfDataPlane {
     pub(super) fn add_token(&mut self, token: InBandToken, job: InBandJob) -> Result<()> {
         self.hash(maps::TOKENS)?.insert(Token::new(token), job, 0)?;
-        self.watch(watch::FIRST_PACKETS, true)
+        self.set_features(features::FIRST_PACKETS, true)
     }
 
     pub(super) fn remove_token(&mut self, token: InBandToken) -> Result<()> {
@@ -36,7 +36,7 @@ impl BpfDataPlane {
         }
         let tokens = self.hash::<Token, InBandJob>(maps::TOKENS)?;
         if tokens.keys().next().is_none() {
-            self.watch(watch::FIRST_PACKETS, false)?;
+            self.set_features(features::FIRST_PACKETS, false)?;
         }
         Ok(())
     }

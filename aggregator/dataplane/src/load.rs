@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use aya::maps::{ProgramArray, RingBuf};
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
-use netsum_common::abi::{MAX_CPUS, maps, programs, watch};
+use netsum_common::abi::{MAX_CPUS, features, maps, programs};
 
 use super::bpf::{BpfDataPlane, Threads, guard, ignore_missing, program};
 use super::pins::Pins;
@@ -56,7 +56,7 @@ impl BpfDataPlane {
         }
         plane.set_inline(!is_realtime())?;
         // Observers of an earlier daemon ended when it was killed.
-        plane.watch(watch::UNKNOWN_FLOWS | watch::TRACE, false)?;
+        plane.set_features(features::UNKNOWN_FLOWS | features::TRACE, false)?;
         Ok(plane)
     }
 

@@ -14,8 +14,8 @@ use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapInfo};
 use aya::programs::{ProgramError, TestRun as _, TestRunOptions, loaded_programs};
 use netsum_common::abi::{
     Address, ConnectionKey, EgressKey, EgressPort, Flow, FlowKey, InBandJob, MAX_RANKS, MAX_RINGS,
-    Owner, ReleaseTag, RingConfig, RingNumber, SavedHeader, Token, TraceFilter, maps, programs,
-    ring_flags, sum_size, watch,
+    Owner, ReleaseTag, RingConfig, RingNumber, SavedHeader, Token, TraceFilter, features, maps,
+    programs, ring_flags, sum_size,
 };
 use netsum_common::slot::{RingState, Slot};
 use netsum_core::plane::RingSpec;
@@ -174,10 +174,10 @@ impl Replica {
         let slaves = live.hash::<u32, u32>(maps::SLAVES)?;
         self.plane.set_slaves(slaves.iter().collect::<Result<_, _>>()?)?;
         if copy_hash::<Address, Owner>(&mut self.plane, live, maps::OWNERS)? > 0 {
-            self.plane.watch(watch::RANKS, true)?;
+            self.plane.set_features(features::RANKS, true)?;
         }
         if copy_hash::<Token, InBandJob>(&mut self.plane, live, maps::TOKENS)? > 0 {
-            self.plane.watch(watch::FIRST_PACKETS, true)?;
+            self.plane.set_features(features::FIRST_PACKETS, true)?;
         }
         if !fresh {
             copy_hash::<ConnectionKey, u32>(&mut self.plane, live, maps::PENDING_CONNS)?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use aya::maps::{Array, DevMap};
 use netsum_common::abi::{
     Address, EgressKey, EgressPort, Flow, FlowKey, Hop, HopKey, InBandJob, MAX_RINGS, Owner,
-    RingConfig, RingNumber, Token, maps, ring_flags, watch,
+    RingConfig, RingNumber, Token, features, maps, ring_flags,
 };
 use netsum_core::plane::{FlowSpec, RingSpec};
 
@@ -91,7 +91,7 @@ impl BpfDataPlane {
             let Some(owner) = before.or_else(|| by_port.values().next()) else { continue };
             owners.insert(address, owner, 0)?;
         }
-        self.watch(watch::RANKS, any)
+        self.set_features(features::RANKS, any)
     }
 
     /// Keeps the reserved addresses of an earlier daemon until this one sets its own.

@@ -2,21 +2,21 @@
 
 use anyhow::Result;
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
-use netsum_common::abi::{TraceEvent, TraceFilter, maps, watch};
+use netsum_common::abi::{TraceEvent, TraceFilter, features, maps};
 
 use super::bpf::BpfDataPlane;
 use super::plane::Traced;
 
 /// Starts tracing, changes its filter, or stops it.
 pub(super) fn switch(plane: &mut BpfDataPlane, filter: Option<&TraceFilter>) -> Result<()> {
-    let Some(filter) = filter else { return plane.watch(watch::TRACE, false) };
-    let watched: Array<_, u32> = plane.array(maps::FEATURES)?;
-    if watched.get(&0, 0)? & watch::TRACE == 0 {
+    let Some(filter) = filter else { return plane.set_features(features::TRACE, false) };
+    let features: Array<_, u32> = plane.array(maps::FEATURES)?;
+    if features.get(&0, 0)? & features::TRACE == 0 {
         // Events of earlier traces, and of an earlier daemon.
         while plane.events.next().is_some() {}
     }
     plane.array(maps::TRACE_FILTER)?.set(0, *filter, 0)?;
-    plane.watch(watch::TRACE, true)
+    plane.set_features(features::TRACE, true)
 }
 
 pub(super) fn take(events: &mut RingBuf<MapData>, most: usize) -> Vec<Traced> {

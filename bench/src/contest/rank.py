@@ -16,7 +16,7 @@ import sys
 import time
 
 
-# Sums of so many different numbers are exact in 16 bits, too, for 8 ranks.
+# Sums of numbers from this small range are exact in 16 bits, too, for 8 ranks.
 PERIOD = 53
 
 

@@ -32,7 +32,7 @@ use serde::Serialize;
 
 use shared::{LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
 
-use super::{OBJECT, Settings, USUAL_RANKS, cpu, gbps};
+use super::{DEFAULT_RANKS, OBJECT, Settings, cpu, gbps};
 use netsum_lab::cpu::Pinned;
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{LOOPBACK, flow, host, qpn, ring};
@@ -190,17 +190,17 @@ pub fn impossible() -> Option<String> {
 
 /// Sends live frames with every number of ranks.
 pub(super) fn measure(settings: &Settings) -> Result<Vec<Row>> {
-    let most = settings.ranks.iter().copied().max().context("no ranks")?.max(USUAL_RANKS);
+    let most = settings.ranks.iter().copied().max().context("no ranks")?.max(DEFAULT_RANKS);
     let mut live = Live::new(most)?;
     let mut rows = Vec::new();
     let mut numbers = settings.ranks.clone();
-    numbers.push(USUAL_RANKS);
+    numbers.push(DEFAULT_RANKS);
     // The floor's device map can only grow.
     numbers.sort_unstable();
     numbers.dedup();
     for ranks in numbers {
         for &mtu in &settings.mtus {
-            if ranks == USUAL_RANKS || settings.live_mtus.contains(&mtu) {
+            if ranks == DEFAULT_RANKS || settings.live_mtus.contains(&mtu) {
                 rows.extend(
                     live.point(ranks, mtu, settings)
                         .with_context(|| format!("live frames, {ranks} ranks, path MTU {mtu}"))?,

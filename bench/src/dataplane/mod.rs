@@ -32,7 +32,7 @@ use netsum_lab::programs::{BASE_PSN, Bench, flow, ring};
 pub(crate) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../objects/bench.bpf.o");
 
 /// The default number of ranks.
-pub const USUAL_RANKS: u32 = 4;
+pub const DEFAULT_RANKS: u32 = 4;
 
 /// The amount of measurements.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ pub fn run(settings: &Settings) -> Result<Figures> {
 
 /// The programs with a ring, for test runs.
 fn load() -> Result<Bench> {
-    let spec = ring(USUAL_RANKS, 2048, 16);
+    let spec = ring(DEFAULT_RANKS, 2048, 16);
     let flows = flows(&spec);
     let programs: Vec<&str> = paths::PROGRAMS.to_vec();
     Bench::with_object(OBJECT, &programs, spec, flows)

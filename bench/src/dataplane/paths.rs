@@ -7,7 +7,7 @@ use netsum_common::abi::{MAX_CAPTURE, TRACE_BUFFER_BYTES, TraceFilter, ring_flag
 use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
-use super::{Settings, USUAL_RANKS, flows, gbps};
+use super::{DEFAULT_RANKS, Settings, flows, gbps};
 use netsum_lab::frames::{FrameSpec, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
 
@@ -113,7 +113,7 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
         let mut runs = Runs::new();
         for round in 0..settings.rounds {
             for &(path, _, _) in PATHS {
-                let at = Point { ranks: USUAL_RANKS, mtu, repeat: settings.repeat };
+                let at = Point { ranks: DEFAULT_RANKS, mtu, repeat: settings.repeat };
                 let ns =
                     run(bench, path, &at).with_context(|| format!("{path}, path MTU {mtu}"))?;
                 note(&mut runs, path, ns, round);

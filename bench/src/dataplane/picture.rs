@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::live::Setup;
-use super::{Figures, USUAL_RANKS, fragment, live};
+use super::{DEFAULT_RANKS, Figures, fragment, live};
 use crate::plot::{self, Height, Panel, Series};
 
 /// The capacity of one core over ranks and over path MTU, by the programs alone and with live
@@ -31,7 +31,7 @@ pub fn svg(figures: &Figures) -> Result<String> {
             "Gb/s of contributions",
             live_over(figures, at_largest, |r| r.ranks),
         ));
-        let usual = |r: &&live::Row| r.ranks == USUAL_RANKS;
+        let usual = |r: &&live::Row| r.ranks == DEFAULT_RANKS;
         let curves = live_over(figures, usual, |r| r.mtu);
         panels.push(panel(
             "one core, live frames, 4 ranks",

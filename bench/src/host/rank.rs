@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RANK_CPU;
 
-/// An order: all-reduces of `len` floats, one after the other, for at least so long.
+/// An order: all-reduces of `len` floats, one after the other, for at least `seconds`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Order {
     pub len: usize,

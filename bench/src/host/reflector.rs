@@ -84,7 +84,7 @@ impl Reflector {
         Ok(Self { rank, ebpf, threads, _lab: lab })
     }
 
-    /// All-reduces of so many bytes for a time.
+    /// All-reduces of `bytes` for `seconds`.
     ///
     /// # Errors
     /// If rank 0 fails, or the reflector dropped a packet.

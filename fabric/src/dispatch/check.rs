@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use netsum_api::v1 as api;
 use netsum_core::{Job, State};
 
-use super::{Dispatcher, GivenOrders, REJOIN_TIMEOUT, epoch, members};
+use super::{Dispatcher, GivenOrders, REJOIN_TIMEOUT, epoch, job_epoch};
 use crate::boxes::{Seen, ports};
 use crate::layout::{self, Layout, Order};
 use crate::share::{self, Candidate, Share};
@@ -37,11 +37,11 @@ impl Dispatcher {
         let placed = placed.flat_map(|job| job.flows.iter().map(|flow| flow.ifindex));
         self.boxes.set_host_ports(&placed.collect());
         if self.boxes.links_changed() {
-            inner.carry_out(None, Vec::new()).unwrap_or_else(|e| log::error!("{}", e.message()));
+            inner.carry_out_or_log(None, Vec::new());
         }
         // Boxes that were silent when the manager started.
         let known = self.taken_over.iter().filter_map(|(name, before)| {
-            let job = inner.controller.job(name).ok().filter(|job| members(job) == *before);
+            let job = inner.controller.job(name).ok().filter(|job| job_epoch(job) == *before);
             let layout = job.map(|job| self.layout_found(job, &seen).ok());
             (layout != Some(None)).then(|| {
                 (name.clone(), layout.flatten().map(|layout| GivenOrders::new(before.1, layout)))
@@ -56,7 +56,7 @@ impl Dispatcher {
                 .is_err()
         };
         self.on_host_ring
-            .retain(|name, of| inner.controller.job(name).is_ok_and(|job| members(job) == *of));
+            .retain(|name, of| inner.controller.job(name).is_ok_and(|job| job_epoch(job) == *of));
         let on_host_ring =
             self.on_host_ring.keys().filter(|name| inner.controller.job(name).is_ok_and(cannot));
         let (mut unplaced, mut changed) =
@@ -112,10 +112,10 @@ impl Dispatcher {
     fn reshare(&mut self, changed: Vec<(Job, Vec<Candidate>)>) {
         for (job, candidates) in changed {
             let name = &job.spec.name;
-            let anew = self.layout(&job);
+            let new_layout = self.layout(&job);
             let Some(given) = self.given.get_mut(name) else { continue };
             given.layout.candidates = candidates;
-            if anew.is_ok_and(|anew| anew.orders != given.layout.orders) {
+            if new_layout.is_ok_and(|new_layout| new_layout.orders != given.layout.orders) {
                 log::warn!(
                     NETSUM_JOB = name;
                     "job {name}: boxes or links changed, and its shares too; its ranks reconnect"

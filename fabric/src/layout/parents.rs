@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use netsum_core::members::Group;
+use netsum_core::members::RankRange;
 use netsum_core::{Job, MTU_OVERHEAD};
 
 use super::Paths;
@@ -20,7 +20,7 @@ pub(super) struct Parent<'a> {
 /// The parents, each with its share of the rings, in the order of their links, and the other
 /// candidates; empty if one box has all ranks.
 pub(super) fn parents<'a>(
-    groups: &[(String, Group)],
+    groups: &[(String, RankRange)],
     ends: &[End],
     paths: &'a Paths,
     share: Share<'_>,

@@ -46,12 +46,12 @@ fn link_table(configured: &[(&str, &str)]) -> LinkTable {
 
 /// Each link's ends, whether it carries traffic, and its fault.
 fn state(link_table: &LinkTable) -> Vec<(String, bool, Option<String>)> {
-    let of = |c: LinkState| (format!("{} {}", c.link.below, c.link.above), c.carries, c.trouble);
+    let of = |c: LinkState| (format!("{} {}", c.link.below, c.link.above), c.carries, c.problem);
     link_table.all().into_iter().map(of).collect()
 }
 
-fn is(ends: &str, carries: bool, trouble: &str) -> (String, bool, Option<String>) {
-    (ends.into(), carries, (!trouble.is_empty()).then(|| trouble.into()))
+fn is(ends: &str, carries: bool, problem: &str) -> (String, bool, Option<String>) {
+    (ends.into(), carries, (!problem.is_empty()).then(|| problem.into()))
 }
 
 const BOTH: [(&str, &[(&str, &str)]); 2] =
@@ -244,8 +244,8 @@ fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
     link_table.set_host_ports([end("a/up")].into_iter());
     link_table.update(answers(&BOTH), now);
-    let (_, carries, trouble) = state(&link_table).remove(0);
-    assert!(!carries && trouble.unwrap().starts_with("ranks of a job were behind a/up"));
+    let (_, carries, problem) = state(&link_table).remove(0);
+    assert!(!carries && problem.unwrap().starts_with("ranks of a job were behind a/up"));
     assert!(link_table.all()[0].is_unused && !link_table.ends().contains(&end("a/up")));
     link_table.accept(&end("a/up"), false).unwrap();
     link_table.update(answers(&BOTH), now);

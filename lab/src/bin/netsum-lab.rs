@@ -51,7 +51,7 @@ struct UpArgs {
     /// fast as the machine.
     #[arg(long)]
     rate: Option<Rate>,
-    /// Spread the hosts over so many racks, each with a box of its own, a leaf; `box` is the spine
+    /// Spread the hosts over N racks, each with a box of its own, a leaf; `box` is the spine
     /// between them then.
     #[arg(long, default_value_t = 0)]
     racks: u8,

@@ -33,7 +33,7 @@ pub enum ChannelEvent {
 
 /// A rank's reliable connections to its neighbours.
 pub trait Channels {
-    /// An empty buffer with room for so many bytes, of memory that suits the transport best.
+    /// An empty buffer with `room` bytes, of memory that suits the transport best.
     fn buffer(&mut self, room: usize) -> Buffer {
         Buffer::heap(room)
     }

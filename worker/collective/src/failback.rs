@@ -13,7 +13,7 @@ const FIRST: Duration = Duration::from_secs(1);
 const FACTOR: u32 = 4;
 /// The longest wait.
 const MOST: Duration = Duration::from_secs(600);
-/// After a box has summed for so long, the next wait is the first one again.
+/// After a box has summed for this long, the next wait is the first one again.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// The daemon's last reply.

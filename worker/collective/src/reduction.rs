@@ -44,12 +44,12 @@ impl Early {
 
 /// A rank, and how many there are.
 #[derive(Clone, Copy, Debug)]
-pub struct Member {
+pub struct RingPosition {
     pub rank: u32,
     pub ranks: u32,
 }
 
-impl Member {
+impl RingPosition {
     fn steps(self) -> u32 {
         2 * (self.ranks - 1)
     }
@@ -78,7 +78,7 @@ impl Reduction {
     /// Adds this rank's lanes. Calls `send(step, lanes)` for each part to be sent.
     pub fn contribute(
         &mut self,
-        member: Member,
+        member: RingPosition,
         lanes: Buffer,
         mut send: impl FnMut(u32, &[u8]),
     ) -> Result<(), StepMismatch> {
@@ -98,7 +98,7 @@ impl Reduction {
     /// Processes a step from the previous rank.
     pub fn step(
         &mut self,
-        member: Member,
+        member: RingPosition,
         step: u32,
         part: &[u8],
         mut send: impl FnMut(u32, &[u8]),
@@ -132,7 +132,7 @@ impl Reduction {
     }
 
     /// Whether the lanes are the sum.
-    pub fn is_done(&self, member: Member) -> bool {
+    pub fn is_done(&self, member: RingPosition) -> bool {
         self.lanes.is_some() && self.received == member.steps()
     }
 
@@ -159,7 +159,7 @@ impl Reductions {
     }
 
     /// The sum of a message, if it is complete.
-    pub fn take_done(&mut self, member: Member, ring: u32, number: u64) -> Option<Buffer> {
+    pub fn take_done(&mut self, member: RingPosition, ring: u32, number: u64) -> Option<Buffer> {
         let key = (ring, number);
         self.open.get(&key).filter(|reduction| reduction.is_done(member))?;
         let mut reduction = self.open.remove(&key)?;
@@ -170,7 +170,7 @@ impl Reductions {
 
     /// Forgets complete sums of a ring before message `before`, and all reductions before `oldest`,
     /// which no rank can still need.
-    pub fn forget_done(&mut self, member: Member, ring: u32, before: u64, oldest: u64) {
+    pub fn forget_done(&mut self, member: RingPosition, ring: u32, before: u64, oldest: u64) {
         self.open.retain(|(r, n), reduction| {
             *r != ring || *n >= before || *n >= oldest && !reduction.is_done(member)
         });
@@ -215,7 +215,7 @@ mod tests {
                         vec![VecDeque::new(); ranks as usize];
                     let order = (0..ranks as usize).filter(|r| *r != late).chain([late]);
                     for r in order {
-                        let member = Member { rank: r as u32, ranks };
+                        let member = RingPosition { rank: r as u32, ranks };
                         let next = (r + 1) % ranks as usize;
                         reductions[r]
                             .contribute(member, own(r as u32).into(), |s, l| {
@@ -225,7 +225,7 @@ mod tests {
                         // All ranks process what has arrived.
                         while let Some(r) = (0..ranks as usize).find(|r| !queues[*r].is_empty()) {
                             let (step, part) = queues[r].pop_front().unwrap();
-                            let member = Member { rank: r as u32, ranks };
+                            let member = RingPosition { rank: r as u32, ranks };
                             let next = (r + 1) % ranks as usize;
                             reductions[r]
                                 .step(member, step, &part, |s, l| {
@@ -236,7 +236,7 @@ mod tests {
                     }
                     for (r, mut reduction) in reductions.into_iter().enumerate() {
                         assert!(
-                            reduction.is_done(Member { rank: r as u32, ranks }),
+                            reduction.is_done(RingPosition { rank: r as u32, ranks }),
                             "{ranks} {lanes} {late}"
                         );
                         assert_eq!(*reduction.finish(), *sum, "rank {r} of {ranks}, {lanes} lanes");
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn steps_that_do_not_fit_are_refused() {
-        let member = Member { rank: 0, ranks: 3 };
+        let member = RingPosition { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
         r.contribute(member, vec![0; 24].into(), |_, _| ()).unwrap();
         assert_eq!(r.step(member, 1, &[0; 8], |_, _| ()), Err(StepMismatch), "not the next step");
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn early_steps_are_those_of_one_round_in_their_order() {
-        let member = Member { rank: 0, ranks: 3 };
+        let member = RingPosition { rank: 0, ranks: 3 };
         let mut r = Reduction::default();
         assert_eq!(r.step(member, u32::MAX, &[0; 8], |_, _| ()), Err(StepMismatch));
         for step in 0..4 {

@@ -358,7 +358,7 @@ impl fmt::Debug for Seal {
 struct Weights([Vec<u32>; 3]);
 
 impl Weights {
-    /// Sums of so many products fit in 64 bits.
+    /// Sums of this many products fit in 64 bits.
     const CHUNK: usize = 1 << 11;
 
     fn new(random: &[u8]) -> Self {

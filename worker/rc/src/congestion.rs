@@ -51,7 +51,7 @@ impl Congestion {
         self.window() < self.most
     }
 
-    /// The receiver holds only so many packets.
+    /// The receiver holds only a few packets.
     pub fn limit(&mut self, most: u64) {
         self.most = self.most.min(most.max(1));
         self.window = self.window.min(self.most as f64);

@@ -154,7 +154,7 @@ fn packets(credits: u8) -> Option<u64> {
     (credits != NO_LIMIT).then_some(packets)
 }
 
-/// The code for at most so many packets.
+/// The code for at most this many packets.
 fn credits(most: u32) -> u8 {
     (0..NO_LIMIT).rfind(|code| packets(*code) <= Some(most.into())).unwrap_or(0)
 }

@@ -18,20 +18,21 @@ use super::{Operation, Psn, QpConfig, QpError, Qpn, packets};
 /// Within a message, each packet of this number requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
 /// With more than [`ALWAYS_ACK_BELOW`] packets in flight, the end of a message requests one only
-/// after so many packets or an eighth of the window. If nothing follows, the receiver acknowledges
-/// without a request.
+/// after this many packets or an eighth of the window. If nothing follows, the receiver
+/// acknowledges without a request.
 const ACK_REQUEST_INTERVAL: u64 = 8;
-/// Each of so few packets in flight requests one: it may be waited for, and measures a round trip.
+/// With at most this many packets in flight, each requests one: it may be waited for, and measures
+/// a round trip.
 const ALWAYS_ACK_BELOW: u64 = 4;
 /// The longest backoff, as a multiple of the configured timeout.
 const MAX_BACKOFF: u32 = 16;
 
 /// Least time to wait for other acknowledgements after that of a probe.
 const MIN_TIMEOUT: Duration = Duration::from_millis(2);
-/// A thread that checks the clock so long after a timeout was due did not run meanwhile, and
+/// A thread that checks the clock this long after a timeout was due did not run meanwhile, and
 /// perhaps no thread of its machine did.
 const LATE: Duration = Duration::from_millis(1);
-/// So many NAKs of one packet in a row mean loss; more mean another problem.
+/// At most this many NAKs of one packet in a row mean loss; more mean another problem.
 const MAX_NAKS_OF_LOSS: u32 = 8;
 /// Time after which an increased minimum timeout is halved again.
 const HALVING_INTERVAL: Duration = Duration::from_secs(2);

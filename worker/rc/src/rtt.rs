@@ -24,15 +24,14 @@ pub(super) const PACKET_OVERHEAD: u64 = netsum_common::wire::PACKET_OVERHEAD as 
 /// A round trip under a smaller load says little about a load of more than twice as much: a link
 /// with a shaper lets a burst pass at once.
 const MIN_SIGNIFICANT_LOAD: u64 = 32 << 10;
-/// So long after a gap was seen, more are expected.
+/// Time after a gap in which more are expected.
 const LOSSY: Duration = Duration::from_millis(100);
-/// Behind a box, NAKs are repeated after at most so long, or after the time that round trips
-/// require if that is longer.
+/// Longest pause between repeated NAKs behind a box, unless round trips require a longer one.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 /// The estimate until a round trip has been measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_micros(100);
 
-/// The longest time for so many bytes.
+/// The longest time for `bytes`.
 pub(super) fn slowest(bytes: u64) -> Duration {
     Duration::from_nanos(bytes * SLOWEST_BYTE)
 }

@@ -42,7 +42,7 @@ use netsum_collective::shape::JobShape;
 pub struct Communicator {
     pub(super) config: CommConfig,
     shape: JobShape,
-    title: Arc<str>,
+    transport_name: Arc<str>,
     /// `None` for a single rank, which needs no network.
     driven: Option<Driven>,
     /// `None` where all sums are flat.
@@ -89,7 +89,8 @@ impl Communicator {
             return Self::alone(config);
         }
         let session = Session::new(config.clone())?;
-        let (shape, title, width) = (session.shape, session.title.clone(), config.wire);
+        let (shape, transport_name, width) =
+            (session.shape, session.transport_name.clone(), config.wire);
         // Ranks for which they are off take part in the agreement: the ranks' settings may differ.
         let may_be_hierarchical = ranks > 2
             && config.inter_host_ring.is_none()
@@ -99,7 +100,7 @@ impl Communicator {
         let mut made = Self {
             config,
             shape,
-            title,
+            transport_name,
             driven: Some(driven),
             hierarchical: None,
             alone: Statistics::default(),
@@ -145,11 +146,11 @@ impl Communicator {
             is_sealed: false,
         };
         shape.check().map_err(Error::Config)?;
-        let (title, alone) = ("nothing".into(), Statistics::default());
+        let (transport_name, alone) = ("nothing".into(), Statistics::default());
         Ok(Self {
             config,
             shape,
-            title,
+            transport_name,
             driven: None,
             hierarchical: None,
             alone,
@@ -336,7 +337,7 @@ impl Communicator {
                 let until = Instant::now() + self.patience;
                 session.drive_until(until, self.patience, || pending.is_done());
             }
-            (self.shape, self.title) = (session.shape, session.title.clone());
+            (self.shape, self.transport_name) = (session.shape, session.transport_name.clone());
             pending
         };
         if !pending.is_done() {
@@ -453,7 +454,7 @@ impl Communicator {
         let Some(driven) = &self.driven else { return self.run_alone(data, called) };
         let mut session = wait_until(driven.session.lock(), Session::may_run)?;
         let report = session.run(self.described(collective, data), data, called);
-        (self.shape, self.title) = (session.shape, session.title.clone());
+        (self.shape, self.transport_name) = (session.shape, session.transport_name.clone());
         report
     }
 
@@ -492,7 +493,7 @@ impl Communicator {
 
     /// The transport of this rank's packets: `UDP`, or an adapter with its port and GID index.
     pub fn transport(&self) -> &str {
-        &self.title
+        &self.transport_name
     }
 
     /// Whether all messages are sealed: see [`CommConfig::secret`].

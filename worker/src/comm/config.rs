@@ -29,7 +29,7 @@ pub struct CommConfig {
     /// Connects some ranks of the job as a group of this name, `rank` and `ranks` being theirs.
     /// Needs a daemon.
     pub group: Option<String>,
-    /// A rank that is silent for so long is dead. Must be the same at all ranks.
+    /// The silence after which a rank counts as dead. Must be the same at all ranks.
     pub timeout: Duration,
     /// How long [`connect`](super::Communicator::connect) waits for the other ranks.
     pub connect_timeout: Duration,

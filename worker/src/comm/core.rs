@@ -548,7 +548,7 @@ mod tests {
         fn restarts(&self) -> u64 {
             0
         }
-        fn title(&self) -> String {
+        fn transport_name(&self) -> String {
             String::new()
         }
     }

@@ -64,7 +64,7 @@ pub(crate) trait Connections: Channels + Send {
         None
     }
     /// The name of the transport, for people.
-    fn title(&self) -> String;
+    fn transport_name(&self) -> String;
 }
 
 /// When a rank's address is bound, which only one socket can have at a time.

@@ -80,7 +80,7 @@ pub(super) struct Session {
     config: CommConfig,
     pub shape: JobShape,
     /// The name of the transport.
-    pub title: Arc<str>,
+    pub transport_name: Arc<str>,
     /// Whether two ranks have one address.
     pub has_shared_address: bool,
     /// `None` after the end, after a failed reconnect, and while `reconnecting`.
@@ -103,10 +103,13 @@ impl Session {
         let ranks = &membership.ranks;
         let has_shared_address =
             ranks.iter().enumerate().any(|(i, rank)| ranks[..i].iter().any(|r| r.ip == rank.ip));
-        let (shape, title, core) = establish(&config, started, network, membership, || true)?;
+        let (shape, transport_name, core) =
+            establish(&config, started, network, membership, || true)?;
         match &config.inter_host_ring {
-            Some(ring) => log::debug!("ring {} of hosts: connected over {title}", ring.number),
-            None => log::info!("rank {}: connected over {title}", config.rank),
+            Some(ring) => {
+                log::debug!("ring {} of hosts: connected over {transport_name}", ring.number)
+            }
+            None => log::info!("rank {}: connected over {transport_name}", config.rank),
         }
         let (before, mut failback) = (Statistics::default(), Failback::new(Instant::now()));
         failback.connected(Instant::now(), core.program_generation());
@@ -114,7 +117,7 @@ impl Session {
         Ok(Self {
             config,
             shape,
-            title,
+            transport_name,
             has_shared_address,
             core,
             reconnecting,
@@ -314,11 +317,11 @@ impl Session {
         };
         self.before = self.before.plus(left);
         match established {
-            Ok((shape, title, mut core)) => {
+            Ok((shape, transport_name, mut core)) => {
                 core.engine.count_from(self.before.all_reduces);
                 self.before.reconnects += 1;
                 self.failback.connected(Instant::now(), core.program_generation());
-                (self.shape, self.title, self.core) = (shape, title, Some(core));
+                (self.shape, self.transport_name, self.core) = (shape, transport_name, Some(core));
                 self.fail_as_told();
             }
             Err(error) => self.broken = Some(error),
@@ -463,12 +466,16 @@ fn reconnect(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Reconnect
     let mut established =
         establish(&config, Instant::now(), network, membership, || is_wanted(wanted));
     match &mut established {
-        Ok((_, title, core)) => {
+        Ok((_, transport_name, core)) => {
             (core.returning, core.has_warned) = (returning, has_warned);
             core.engine.refuse(refused);
             // Ranks that return to the box log that when the box has summed.
             let level = if returning.is_some() { log::Level::Debug } else { log::Level::Info };
-            log::log!(level, "rank {rank}: reconnected over {title} in {:.1?}", started.elapsed());
+            log::log!(
+                level,
+                "rank {rank}: reconnected over {transport_name} in {:.1?}",
+                started.elapsed()
+            );
         }
         Err(error) => log::warn!("rank {rank}: cannot reconnect: {error}"),
     }
@@ -562,7 +569,7 @@ fn establish(
             return Err(error);
         }
     };
-    let title = connections.title().into();
+    let transport_name = connections.transport_name().into();
     let mut core = Core::new(engine, connections, heartbeat)
         .map_err(|e| Error::Config(format!("cannot duplicate a file descriptor: {e}")))?;
     core.ranks = in_job;
@@ -611,7 +618,7 @@ fn establish(
         core.linger();
         return Err(error);
     }
-    Ok((shape, title, core))
+    Ok((shape, transport_name, core))
 }
 
 #[cfg(test)]
@@ -643,7 +650,7 @@ mod tests {
                 on_host_ring: false,
                 is_sealed: false,
             },
-            title: "nothing".into(),
+            transport_name: "nothing".into(),
             has_shared_address: false,
             core: None,
             reconnecting: Some(Reconnecting { outcome, wanted, mode, statistics }),

@@ -38,7 +38,7 @@ pub(crate) trait Driver: AsFd + Send + 'static {
     /// The UDP ports that it sends from.
     fn ports(&self) -> SourcePorts;
     /// The name for people.
-    fn title(&self) -> &'static str;
+    fn transport_name(&self) -> &'static str;
 }
 
 impl Driver for UdpDriver {
@@ -63,7 +63,7 @@ impl Driver for UdpDriver {
         SourcePorts { next, previous }
     }
 
-    fn title(&self) -> &'static str {
+    fn transport_name(&self) -> &'static str {
         "UDP"
     }
 }
@@ -91,7 +91,7 @@ impl Driver for XdpDriver {
         SourcePorts { next: ROCE_PORT, previous: 0xc001 }
     }
 
-    fn title(&self) -> &'static str {
+    fn transport_name(&self) -> &'static str {
         if self.is_zero_copy() { "AF_XDP, zero-copy" } else { "AF_XDP, copy mode" }
     }
 }
@@ -292,7 +292,7 @@ impl<D: Driver> Connections for SocketConnections<D> {
         self.channels.endpoint.stray()
     }
 
-    fn title(&self) -> String {
-        self.driver.title().to_owned()
+    fn transport_name(&self) -> String {
+        self.driver.transport_name().to_owned()
     }
 }

@@ -140,8 +140,8 @@ impl Network for Opened {
                 failed: false,
             });
         }
-        let title = self.device.title();
-        Ok(Box::new(Verbs::new(self.device, arena, queues, self.name, title)))
+        let transport_name = self.device.transport_name();
+        Ok(Box::new(Verbs::new(self.device, arena, queues, self.name, transport_name)))
     }
 
     fn any_ip_id(&self) -> bool {
@@ -202,7 +202,7 @@ struct Verbs<A> {
     armed: bool,
     restarts: u64,
     device: String,
-    title: String,
+    transport_name: String,
 }
 
 /// The id of a work request: queue pair, generation of the queue pair, number.
@@ -215,7 +215,13 @@ fn ticket(work: u64) -> (usize, Ticket) {
 }
 
 impl<A: Adapter> Verbs<A> {
-    fn new(adapter: A, arena: Arena, queues: Vec<Queue>, device: String, title: String) -> Self {
+    fn new(
+        adapter: A,
+        arena: Arena,
+        queues: Vec<Queue>,
+        device: String,
+        transport_name: String,
+    ) -> Self {
         let by_channel = queues.iter().enumerate().map(|(i, q)| (q.channel, i)).collect();
         Self {
             adapter,
@@ -228,7 +234,7 @@ impl<A: Adapter> Verbs<A> {
             armed: false,
             restarts: 0,
             device,
-            title,
+            transport_name,
         }
     }
 
@@ -331,8 +337,8 @@ impl<A: Adapter> Verbs<A> {
                 self.events
                     .push_back(ChannelEvent::Received { channel, data: Buffer::registered(block) });
             }
-            (_, Err(trouble)) => {
-                let reason = match trouble {
+            (_, Err(error)) => {
+                let reason = match error {
                     WorkError::GaveUp => "no acknowledgement after all retries".to_owned(),
                     WorkError::Flushed => "the queue pair has stopped".to_owned(),
                     WorkError::Broken(text) => text,
@@ -489,8 +495,8 @@ impl<A: Adapter> Connections for Verbs<A> {
         self.restarts
     }
 
-    fn title(&self) -> String {
-        self.title.clone()
+    fn transport_name(&self) -> String {
+        self.transport_name.clone()
     }
 }
 

@@ -168,7 +168,7 @@ impl Control {
         })
     }
 
-    /// Opens this group of so many ranks, and returns its properties. The client is one of the
+    /// Opens this group of `ranks` ranks, and returns its properties. The client is one of the
     /// group.
     pub fn open_group(
         &mut self,

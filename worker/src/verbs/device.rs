@@ -351,7 +351,7 @@ impl Device {
     }
 
     /// Name, port and GID index, for people.
-    pub fn title(&self) -> String {
+    pub fn transport_name(&self) -> String {
         let GidEntry { device, port, gid_index } = &self.gid;
         format!("{device} port {port} GID {gid_index}")
     }
@@ -586,7 +586,7 @@ impl Adapter for Device {
         let poll = self.context.ops().poll_cq.ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: zero is a value of every field.
         let mut done: [ibv::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
-        // SAFETY: the queue is there, and there is room for so many.
+        // SAFETY: the queue is there, and there is room for them.
         let count = unsafe { poll(queue.cq.as_ptr(), BATCH as i32, done.as_mut_ptr()) };
         let count = usize::try_from(count)
             .map_err(|_| io::Error::other(format!("the completion queue is broken ({count})")))?;

@@ -148,7 +148,7 @@ impl Queue {
         Ok(count)
     }
 
-    /// Whether so many packets can be sent now.
+    /// Whether `packets` can be sent now.
     pub fn has_room(&mut self, packets: usize) -> bool {
         if self.sending + packets > TX_FRAMES {
             self.reclaim();

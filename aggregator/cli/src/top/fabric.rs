@@ -18,7 +18,7 @@ use crate::failure::Result;
 pub struct Fabric {
     last: Option<api::Fabric>,
     /// Why there is no newer answer.
-    trouble: Option<String>,
+    problem: Option<String>,
     /// Lines scrolled past at the top.
     above: usize,
 }
@@ -64,8 +64,8 @@ fn links(fabric: &api::Fabric) -> impl Iterator<Item = Entry> {
         let state = if link.up { "up" } else { "down" };
         Entry {
             name: format!("{} to {}", link.below, link.above),
-            state: link.trouble.as_ref().map_or(state.to_owned(), |why| format!("{state}: {why}")),
-            is_well: link.up && link.trouble.is_none(),
+            state: link.problem.as_ref().map_or(state.to_owned(), |why| format!("{state}: {why}")),
+            is_well: link.up && link.problem.is_none(),
             has: if link.rate == 0 { String::new() } else { Rate(link.rate).to_string() },
             // The lower end receives the traffic from above.
             carries: port.map_or([0; 2], |port| [port.rx_rate, port.tx_rate]),
@@ -95,7 +95,7 @@ impl Entry {
 impl View for Fabric {
     type Reading = api::Fabric;
 
-    async fn ask(client: &mut Client) -> Result<api::Fabric> {
+    async fn read(client: &mut Client) -> Result<api::Fabric> {
         client.show_fabric(false, false).await
     }
 
@@ -104,9 +104,9 @@ impl View for Fabric {
             Ok(fabric) => {
                 self.above =
                     self.above.min((fabric.boxes.len() + fabric.links.len()).saturating_sub(1));
-                (self.last, self.trouble) = (Some(fabric), None);
+                (self.last, self.problem) = (Some(fabric), None);
             }
-            Err(why) => self.trouble = Some(why),
+            Err(why) => self.problem = Some(why),
         }
     }
 
@@ -125,7 +125,7 @@ impl View for Fabric {
         let [head, body, foot] =
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)])
                 .areas(frame.area());
-        match (&self.trouble, &self.last) {
+        match (&self.problem, &self.last) {
             (Some(why), _) => frame.render_widget(Line::from(why.clone()).red(), head),
             (None, Some(f)) => {
                 let answer = f.boxes.iter().filter(|b| b.answers).count();
@@ -211,7 +211,7 @@ mod tests {
         let mut fabric = fabric();
         fabric.boxes[2].answers = false;
         fabric.links[1].up = false;
-        fabric.links[1].trouble = Some("leaf1/up receives no LLDP from spine0/2".into());
+        fabric.links[1].problem = Some("leaf1/up receives no LLDP from spine0/2".into());
         view.take(Ok(fabric), 0.0);
         insta::assert_snapshot!(screen(&view));
         view.take(Err("nobody is there".into()), 1.0);

@@ -37,7 +37,7 @@ pub trait View: Default {
     type Reading: Send + 'static;
 
     /// Requests it.
-    fn ask(client: &mut Client) -> impl Future<Output = Result<Self::Reading>> + Send;
+    fn read(client: &mut Client) -> impl Future<Output = Result<Self::Reading>> + Send;
 
     /// Stores a reading, or the error; `time` is in seconds since 1970.
     fn take(&mut self, reading: std::result::Result<Self::Reading, String>, time: f64);
@@ -51,7 +51,7 @@ pub trait View: Default {
 impl View for Model {
     type Reading = Reading;
 
-    async fn ask(client: &mut Client) -> Result<Reading> {
+    async fn read(client: &mut Client) -> Result<Reading> {
         Ok(Reading {
             stats: client.stats(String::new()).await?,
             jobs: client.list_jobs().await?,
@@ -165,7 +165,7 @@ struct Daemon {
 
 impl Daemon {
     async fn read<V: View>(&mut self) -> Result<V::Reading> {
-        let answer = timeout(TIMEOUT, self.ask::<V>()).await;
+        let answer = timeout(TIMEOUT, self.request::<V>()).await;
         let answer = answer.unwrap_or_else(|_| {
             let message = format!("the daemon has not answered for {} s", TIMEOUT.as_secs());
             Err(Failure::new(Kind::NoDaemon, message))
@@ -176,12 +176,12 @@ impl Daemon {
         answer
     }
 
-    async fn ask<V: View>(&mut self) -> Result<V::Reading> {
+    async fn request<V: View>(&mut self) -> Result<V::Reading> {
         let client = match &mut self.client {
             Some(client) => client,
             none => none.insert(Client::connect(&self.socket).await?),
         };
-        V::ask(client).await
+        V::read(client).await
     }
 }
 

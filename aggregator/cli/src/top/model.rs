@@ -469,7 +469,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// After so many seconds.
+    /// After this number of seconds.
     pub fn model(seconds: u64) -> Model {
         let mut model = Model::default();
         (0..=seconds).for_each(|s| model.take(Ok(reading(s)), 1_000_000.0 + s as f64));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use netsum_common::counters::{Counter, Kind};
 use netsum_common::serial;
 
-use super::{COMPARE, Finding, RankEvidence, RingEvidence};
+use super::{COMPARE, Finding, MemberEvidence, RingEvidence};
 use crate::Rank;
 use crate::members::Member;
 
@@ -16,7 +16,7 @@ use crate::members::Member;
 pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
     let Some(slot) = ring.view.front() else { return Default::default() };
     let low = ring.view.state.low;
-    let len = |r: &RankEvidence| {
+    let len = |r: &MemberEvidence| {
         if slot.contributors & 1 << r.flow.rank.0 != 0 {
             return Some(u32::from(slot.len));
         }
@@ -27,7 +27,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         let of_index = |psn: u32| serial::sub(psn, r.flow.base_psn.get()) == low;
         r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
     };
-    let mut by_len: BTreeMap<u32, Vec<&RankEvidence>> = BTreeMap::new();
+    let mut by_len: BTreeMap<u32, Vec<&MemberEvidence>> = BTreeMap::new();
     for rank in &ring.ranks {
         if let Some(len) = len(rank) {
             by_len.entry(len).or_default().push(rank);
@@ -87,8 +87,8 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
     (findings, by_len.into_values().flatten().map(|rank| rank.flow.rank).collect())
 }
 
-fn names(ranks: &[&RankEvidence]) -> String {
-    let is_group = |rank: &&RankEvidence| matches!(rank.member, Member::Group(group) if group.first < group.last);
+fn names(ranks: &[&MemberEvidence]) -> String {
+    let is_group = |rank: &&MemberEvidence| matches!(rank.member, Member::Group(group) if group.first < group.last);
     let numbers: Vec<String> = ranks
         .iter()
         .map(|rank| match rank.member {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use crate::JobRing;
     use crate::diagnose::PortEvidence;
-    use crate::members::Group;
+    use crate::members::RankRange;
     use crate::plane::{FlowSpec, FlowStats, RingSpec};
     use crate::watch::RingView;
 
@@ -157,7 +157,7 @@ mod tests {
                 group_mark: 0,
             };
             let (sender, member) = (flow.rank, Member::Rank(rank as u32));
-            RankEvidence {
+            MemberEvidence {
                 flow,
                 sender,
                 member,
@@ -208,7 +208,7 @@ mod tests {
     fn a_box_whose_fragments_have_another_length_is_named_with_its_ranks() {
         let mut evidence = ring(&[taken(1024), refused(512, LOW)]);
         for (rank, (first, last)) in evidence.ranks.iter_mut().zip([(0, 3), (4, 7)]) {
-            rank.member = Member::Group(Group { first, last });
+            rank.member = Member::Group(RankRange { first, last });
             rank.port.name = format!("swp{}", first / 4 + 1);
         }
         let (findings, _) = compare(&evidence);

@@ -5,7 +5,7 @@ use netsum_common::serial;
 use netsum_common::unmanaged::static_connection;
 
 use super::explain::{RefusedPacket, explain};
-use super::{COMPARE, Finding, RankEvidence, RingEvidence, UnknownFlow, lengths, seconds};
+use super::{COMPARE, Finding, MemberEvidence, RingEvidence, UnknownFlow, lengths, seconds};
 use crate::Rank;
 use crate::watch::RingView;
 
@@ -20,7 +20,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
         behind: None,
         is_idle: false,
     };
-    let lacking = |r: &RankEvidence| Finding {
+    let lacking = |r: &MemberEvidence| Finding {
         behind: r.asks_behind(),
         ..here(r.flow.rank, missing_rank(ring, r, unknown_flows))
     };
@@ -46,7 +46,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
     // the wrong one.
     let (mut findings, disagree) = lengths::compare(ring);
     // A rank whose packets were never accepted is at fault even if other ranks have not sent yet.
-    let never = |r: &&RankEvidence| {
+    let never = |r: &&MemberEvidence| {
         !disagree.contains(&r.flow.rank)
             && !accepted(r, view)
             && (r.seen.packets > 0 || talks_elsewhere(r, unknown_flows))
@@ -71,18 +71,18 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
 }
 
 /// Whether the slot machine has accepted a contribution of the rank.
-fn accepted(rank: &RankEvidence, view: &RingView) -> bool {
+fn accepted(rank: &MemberEvidence, view: &RingView) -> bool {
     view.state.expected[rank.flow.rank.0 as usize] != 0
         || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank.0 != 0)
 }
 
-fn talks_elsewhere(rank: &RankEvidence, unknown_flows: &[UnknownFlow]) -> bool {
+fn talks_elsewhere(rank: &MemberEvidence, unknown_flows: &[UnknownFlow]) -> bool {
     rank.seen.packets == 0 && unknown_flow_of(rank, unknown_flows).is_some()
 }
 
 /// Data that the rank sends to its neighbour on a connection that is not registered.
 fn unknown_flow_of<'a>(
-    rank: &RankEvidence,
+    rank: &MemberEvidence,
     unknown_flows: &'a [UnknownFlow],
 ) -> Option<&'a UnknownFlow> {
     let flow = &rank.flow;
@@ -99,7 +99,7 @@ fn unknown_flow_of<'a>(
 /// Why a contribution of this rank is missing.
 fn missing_rank(
     ring: &RingEvidence,
-    rank: &RankEvidence,
+    rank: &MemberEvidence,
     unknown_flows: &[UnknownFlow],
 ) -> (String, String) {
     let (flow, seen, port) = (&rank.flow, &rank.seen, &rank.port);
@@ -165,7 +165,7 @@ fn missing_rank(
     }
 }
 
-fn nothing_came(rank: &RankEvidence, unknown_flow: Option<&UnknownFlow>) -> (String, String) {
+fn nothing_came(rank: &MemberEvidence, unknown_flow: Option<&UnknownFlow>) -> (String, String) {
     let (flow, port) = (&rank.flow, &rank.port);
     match unknown_flow {
         Some(s) if s.src == flow.src && s.dst == flow.dst => (
@@ -215,7 +215,7 @@ fn nothing_came(rank: &RankEvidence, unknown_flow: Option<&UnknownFlow>) -> (Str
 }
 
 /// Its packets arrive and are refused.
-fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (String, String) {
+fn refused(ring: &RingEvidence, rank: &MemberEvidence, outcome: Counter) -> (String, String) {
     let (flow, seen) = (&rank.flow, &rank.seen);
     let packet = RefusedPacket {
         port: &rank.port.name,
@@ -238,7 +238,7 @@ fn refused(ring: &RingEvidence, rank: &RankEvidence, outcome: Counter) -> (Strin
 
 /// The fault if another box accepts what this one refuses.
 fn jobs_differ(
-    rank: &RankEvidence,
+    rank: &MemberEvidence,
     outcome: Counter,
     packet: &RefusedPacket<'_>,
 ) -> Option<(String, String)> {
@@ -263,7 +263,7 @@ fn jobs_differ(
 
 /// Nothing is pending, but a rank retransmits fragments whose sums have been released: results or
 /// acknowledgements are lost.
-fn not_acknowledged(ring: &RingEvidence, rank: &RankEvidence) -> Option<(String, String)> {
+fn not_acknowledged(ring: &RingEvidence, rank: &MemberEvidence) -> Option<(String, String)> {
     let again = matches!(rank.seen.last_verdict, Some(Counter::Replays | Counter::Stale));
     if rank.moved == 0 || !again {
         return None;
@@ -296,7 +296,7 @@ mod tests {
     use super::super::PortEvidence;
     use super::*;
     use crate::JobRing;
-    use crate::members::{Group, Member};
+    use crate::members::{Member, RankRange};
     use crate::plane::{FlowSpec, FlowStats, RingSpec};
 
     /// Two ranks of a ring whose lowest unreleased index is 8, and the PSN and outcome of their
@@ -319,7 +319,7 @@ mod tests {
             last_verdict: Some(outcome),
             ..FlowStats::default()
         });
-        let ranks = seen.iter().zip(0..).map(|(&seen, rank)| RankEvidence {
+        let ranks = seen.iter().zip(0..).map(|(&seen, rank)| MemberEvidence {
             flow: FlowSpec {
                 ring: RingNumber(1),
                 rank: Rank(rank),
@@ -365,7 +365,7 @@ mod tests {
             (Counter::BadIcrc, 8),
         ] {
             let mut evidence = ring([(psn, outcome), (8, Counter::Contributions)]);
-            evidence.ranks[0].member = Member::Group(Group { first: 0, last: 3 });
+            evidence.ranks[0].member = Member::Group(RankRange { first: 0, last: 3 });
             evidence.view.slot =
                 Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
             for f in of_ring(&evidence, &[]) {

@@ -63,7 +63,7 @@ fn packet(rank: u32, n: u32) -> FirstPacket {
 }
 
 /// The outcome of one packet, and the resulting actions.
-fn told(c: &mut Controller, packet: FirstPacket, released: bool) -> (Outcome, Vec<Action>) {
+fn report(c: &mut Controller, packet: FirstPacket, released: bool) -> (Outcome, Vec<Action>) {
     let mut answer = c.first_packets(JOB, &[packet], released, Instant::now()).unwrap();
     assert_eq!(answer.outcomes.len(), 1);
     let outcome = answer.outcomes.remove(0);
@@ -73,7 +73,7 @@ fn told(c: &mut Controller, packet: FirstPacket, released: bool) -> (Outcome, Ve
 }
 
 fn outcome(c: &mut Controller, packet: FirstPacket) -> Outcome {
-    told(c, packet, true).0
+    report(c, packet, true).0
 }
 
 fn refused(c: &mut Controller, packet: FirstPacket, words: &str) {
@@ -86,7 +86,7 @@ fn refused(c: &mut Controller, packet: FirstPacket, words: &str) {
 /// All ranks' `n`-th connections.
 fn begin(c: &mut Controller, n: u32) -> Vec<Action> {
     (0..RANKS - 1).for_each(|rank| assert_eq!(outcome(c, packet(rank, n)), Outcome::Waits));
-    let (outcome, actions) = told(c, packet(RANKS - 1, n), true);
+    let (outcome, actions) = report(c, packet(RANKS - 1, n), true);
     assert_eq!(outcome, Outcome::Began(n));
     actions
 }
@@ -101,7 +101,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
     }
     assert_eq!(c.job("a").unwrap().unclaimed(), [(JobRing(0), Rank(0)), (JobRing(0), Rank(2))]);
     assert_eq!(outcome(&mut c, packet(2, 1)), Outcome::Waits);
-    let (began, actions) = told(&mut c, packet(0, 1), true);
+    let (began, actions) = report(&mut c, packet(0, 1), true);
     assert_eq!(began, Outcome::Began(1));
     // Its rings are still empty.
     let [flows @ .., Action::ActivateRing(ring, ports)] = &actions[..] else {
@@ -154,7 +154,7 @@ fn an_epoch_begins_empty_once_all_ranks_reconnected() {
     // It has lost the new one, too.
     assert_eq!(outcome(&mut c, packet(1, 3)), Outcome::Waits);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);
-    let (began, actions) = told(&mut c, packet(2, 2), true);
+    let (began, actions) = report(&mut c, packet(2, 2), true);
     assert_eq!(began, Outcome::Began(2));
     let [Action::DeleteRing { flows, .. }, Action::CreateRing(_), ..] = &actions[..] else {
         panic!("{actions:?}")
@@ -178,15 +178,15 @@ fn a_new_connection_replaces_the_old_one_before_the_first_sum() {
     let mut c = with_job();
     // Rank 2 waited too long and gave up its connection; the others arrived before its next one.
     begin(&mut c, 1);
-    assert_eq!(told(&mut c, packet(2, 2), false).0, Outcome::Began(2));
+    assert_eq!(report(&mut c, packet(2, 2), false).0, Outcome::Began(2));
     let qpns: Vec<u32> = c.job("a").unwrap().flows.iter().map(|f| f.qpn.get()).collect();
     assert_eq!(qpns, [0x100, 0x101, 0x202]);
     // A late duplicate from the abandoned connection.
-    assert_eq!(told(&mut c, packet(2, 1), false).0, Outcome::Known);
+    assert_eq!(report(&mut c, packet(2, 1), false).0, Outcome::Known);
     // The ranks must still agree.
     let mut wrong = packet(1, 3);
     wrong.header.fragments = 3;
-    let (refused, _) = told(&mut c, wrong, false);
+    let (refused, _) = report(&mut c, wrong, false);
     assert!(matches!(&refused, Outcome::Refused(why) if why.contains("3 packets")), "{refused:?}");
     assert_eq!(c.job("a").unwrap().state, State::Active);
     // After the first sum all ranks have to reconnect.
@@ -467,7 +467,7 @@ proptest! {
         for (rank, n, sums) in before.into_iter().chain(last) {
             let active = c.job("a").unwrap().state == State::Active;
             released = active && (released || sums);
-            let (outcome, actions) = told(&mut c, packet(rank, n), released);
+            let (outcome, actions) = report(&mut c, packet(rank, n), released);
             if let Outcome::Began(_) = outcome {
                 released = false;
                 let adds = actions.iter().filter(|a| matches!(a, Action::AddFlow(_))).count();

@@ -20,7 +20,7 @@ struct Args {
     /// Print each case and its result.
     #[arg(short, long)]
     verbose: bool,
-    /// Stop after so many failures.
+    /// Stop after N failures.
     #[arg(long, default_value_t = 10)]
     failures: u64,
 }

@@ -62,7 +62,7 @@ use crate::failback::BoxTrust;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, bypass_buffers, bypass_room};
 use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::ExponentPredictor;
-use crate::reduction::{Member, Reductions};
+use crate::reduction::{Reductions, RingPosition};
 use crate::report::{Mode, Statistics};
 use crate::seal::{BYPASS_BYTES, Seal, Share};
 use crate::shape::JobShape;
@@ -78,7 +78,7 @@ pub struct Settings {
     pub shape: JobShape,
     /// Vectors in a sum: the number of ranks, or of those whose vectors these add on their hosts.
     pub summands: u32,
-    /// A rank that is silent for so long is dead, if it is needed.
+    /// The silence after which a rank that is needed counts as dead.
     pub timeout: Duration,
     /// A random number. Rank 0's is the session's, unless it is sealed.
     pub session: u64,
@@ -87,7 +87,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The ranks give the box up after so long without progress, if all of them take part.
+    /// Time without progress after which the ranks give the box up, if all of them take part.
     fn stall(&self) -> Duration {
         self.timeout * 3 / 10
     }
@@ -138,7 +138,7 @@ struct Ring {
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
-    member: Member,
+    member: RingPosition,
     /// The application's numbers of the ranks, by their places in the ring; empty where both are
     /// the same.
     application_ranks: Vec<u32>,
@@ -228,7 +228,7 @@ impl Engine {
         let Settings { rank, session, .. } = settings;
         let mut engine = Self {
             settings,
-            member: Member { rank: settings.rank, ranks },
+            member: RingPosition { rank: settings.rank, ranks },
             application_ranks: Vec::new(),
             begun: 0,
             sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },

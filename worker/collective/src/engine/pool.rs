@@ -14,7 +14,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// An empty pool of buffers with room for so many bytes.
+    /// An empty pool of buffers of `room` bytes.
     pub fn new(room: usize) -> Self {
         Self { room, free: Vec::new(), lent: 0 }
     }

@@ -16,7 +16,7 @@ use crate::numeric::quant::Underflow;
 /// How long after the start of an operation a rank queries the others' progress, if no sum has
 /// arrived.
 const FIRST_QUERY: Duration = Duration::from_millis(2);
-/// Operations of at most so many messages are announced only if they are still open at the first
+/// Operations of at most this many messages are announced only if they are still open at the first
 /// query.
 const UNANNOUNCED_MESSAGES: usize = 2;
 

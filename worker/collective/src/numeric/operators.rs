@@ -1,9 +1,9 @@
 //! Operations that are not sums of lanes by themselves, as sums of lanes: ranks contribute lanes
 //! from whose sum each computes the same result. [`encoding`] decides how.
 //!
-//! Elements are encoded in *groups*: so many elements are so many lanes. A group may begin in one
-//! message and end in a later one. Its elements are replaced only once the sums of all its lanes
-//! are known. So no message that may still be built, loses an element of this rank.
+//! Elements are encoded in *groups*: a number of elements is a number of lanes. A group may begin in
+//! one message and end in a later one. Its elements are replaced only once the sums of all its
+//! lanes are known. So no message that may still be built, loses an element of this rank.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};

@@ -189,7 +189,7 @@ fn integer(exponent: i32, limit: u32, x: f32, up: impl Fn(u32, u32) -> u32) -> [
     let mantissa = (bits & 0x7f_ffff) | u32::from(biased != 0) << 23;
     // |x 2^s| = mantissa 2^7 2^-shift. Elements that are too large for the scale exceed the limit, too.
     let (wide, shift) = (mantissa << 7, 157 - exponent - biased.max(1));
-    // Beyond 31 it is less than a half, and a probability of so many bits is enough.
+    // Beyond 31 it is less than a half, and this many bits of probability are enough.
     let (wide, by) = (wide >> (shift - 31).clamp(0, 31), shift.clamp(0, 31) as u32);
     let rounded = (wide + up(wide, by)) >> by;
     let magnitude = if shift < 0 { wide << 1 } else { rounded };

@@ -111,8 +111,8 @@ pub(super) enum Corruption {
 }
 
 impl Aggregator {
-    /// A tree with so many boxes below each box, level by level; one box if `branches` is empty.
-    /// Between boxes so many of a million packets are lost.
+    /// A tree of boxes; `branches` has the number of boxes below each box, level by level (empty:
+    /// one box). Between boxes `loss` of a million packets are lost.
     pub fn new(
         shape: &JobShape,
         ranks: &[RankQpInfo],

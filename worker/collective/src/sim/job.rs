@@ -595,7 +595,7 @@ fn fresh(numbers: &mut (u32, Rng), ips: &[IpAddr], rings: u32) -> Vec<RankQpInfo
         .collect()
 }
 
-/// A rank's connections, after so many reconnects.
+/// A rank's connections after this many reconnects.
 fn connect(
     spec: &Spec,
     now: Instant,

@@ -18,7 +18,7 @@ use crate::report::Mode;
 pub(super) struct Scenario {
     pub spec: Spec,
     pub operations: Vec<(Dtype, usize)>,
-    /// One operation in so many starts late at a rank.
+    /// Of this many operations, one starts late at a rank.
     pub idle: u64,
     pub corruption: Option<(u32, Corruption)>,
 }
