@@ -35,7 +35,7 @@ pub mod wrapped;
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS};
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{ConnectionKey, Flow, MAX_MTU, traced_by, features};
+use netsum_common::abi::{ConnectionKey, Flow, MAX_MTU, features, traced_by};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::slot::STALE_PSN_BEHIND;

@@ -31,7 +31,7 @@ static SPREAD: HashMap<SpreadKey, SpreadFlow, { MAX_SPREAD_FLOWS as usize }, NO_
 #[btf_map]
 static SPREAD_UPLINKS: Array<SpreadUplink, { MAX_UPLINKS as usize }> = Array::new();
 
-/// `PACKET_HOST`: to this machine's MAC address.
+/// The packet is for this machine's MAC address (include/uapi/linux/if_packet.h).
 const PACKET_HOST: u32 = 0;
 /// `BPF_FIB_LOOKUP_OUTPUT`: by this interface. `BPF_FIB_LOOKUP_SKIP_NEIGH`: without the neighbour's
 /// MAC address (Linux 6.3).

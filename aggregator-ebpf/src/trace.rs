@@ -9,7 +9,7 @@ use aya_ebpf::helpers::generated::{
     bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_load_bytes,
 };
 use aya_ebpf::programs::XdpContext;
-use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, traced_by, features};
+use netsum_common::abi::{MAX_CAPTURE, MAX_RANKS, MIN_CAPTURE, TraceEvent, features, traced_by};
 use netsum_common::counters::Counter;
 use netsum_common::serial;
 use netsum_common::wire::EthHdr;

@@ -216,7 +216,7 @@ fn ring_evidence(
     let flows = flows_of(job, ring.id);
     let view = view(inner, ring, &flows)?;
     let ago = |t: Instant| now.saturating_duration_since(t);
-    let ranks = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
+    let members = flows.into_iter().zip(&view.ranks).map(|(flow, &seen)| {
         let interface = |interfaces: &[Interface]| {
             interfaces.iter().find(|l| l.ifindex == flow.ifindex).cloned()
         };
@@ -241,14 +241,14 @@ fn ring_evidence(
             flow,
         }
     });
-    let ranks = ranks.collect();
+    let members = members.collect();
     let waits = inner
         .executor
         .watch
         .waiting_since(ring.id)
         .map(ago)
         .filter(|_| view.is_pending(ring.config.credit));
-    Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, ranks })
+    Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, members })
 }
 
 fn unknown_flows(inner: &Inner) -> anyhow::Result<Vec<UnknownFlow>> {
@@ -269,7 +269,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let low = ring.view.state.low;
     let missing =
         if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
-    let ranks = ring.ranks.iter().map(|r| {
+    let ranks = ring.members.iter().map(|r| {
         let Rank(member) = r.flow.rank;
         let expected = ring.view.state.expected[member as usize];
         // The data plane raises it only with the rank's next packet.
@@ -296,6 +296,6 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
         stalled_ms: ring.waits.map(|t| t.as_millis() as u64),
         credit: ring.spec.config.credit,
         ranks: ranks.collect(),
-        missing: missing.into_iter().map(|rank| ring.ranks[rank.0 as usize].sender.0).collect(),
+        missing: missing.into_iter().map(|rank| ring.members[rank.0 as usize].sender.0).collect(),
     }
 }

@@ -143,7 +143,7 @@ impl<E: Executor> Inner<E> {
         match (self.carry_out(job, actions), job) {
             (Ok(()), _) => {}
             (Err(e), Some(job)) => log::error!(NETSUM_JOB = job; "job {job}: {}", e.message()),
-            (Err(e), None) => log::error!("rings and flows: {}", e.message()),
+            (Err(e), None) => log::error!("{}", e.message()),
         }
     }
 

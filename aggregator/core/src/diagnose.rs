@@ -28,7 +28,7 @@ pub struct PortEvidence {
     pub received: Option<u64>,
 }
 
-/// Evidence about a rank in a ring.
+/// Evidence about a member of a ring.
 #[derive(Clone, Debug)]
 pub struct MemberEvidence {
     pub flow: FlowSpec,
@@ -81,8 +81,8 @@ pub struct RingEvidence {
     pub view: RingView,
     /// How long it has been stalled with something pending.
     pub waits: Option<Duration>,
-    /// Its ranks, in order.
-    pub ranks: Vec<MemberEvidence>,
+    /// In the order of their connections.
+    pub members: Vec<MemberEvidence>,
 }
 
 impl RingEvidence {
@@ -98,7 +98,7 @@ impl RingEvidence {
 
     /// The member that `rank` sends to.
     fn after(&self, rank: Rank) -> &MemberEvidence {
-        &self.ranks[rank.next(self.ranks.len() as u32).0 as usize]
+        &self.members[rank.next(self.members.len() as u32).0 as usize]
     }
 }
 

@@ -245,11 +245,12 @@ fn another_epoch_starts_with_empty_rings() {
     }
 }
 
-/// An elastic job of 2 to 4 ranks, and how a rank joins it as one of `ranks`.
+/// An elastic job of 2 to 4 ranks.
 fn elastic() -> JobSpec {
     JobSpec { elastic: Some(2..=4), ..spec("a", 4) }
 }
 
+/// How a rank joins it as one of `ranks`.
 fn one_of(ranks: u32, rank: u32, epoch: u32, now: Instant) -> Join {
     Join { ranks, ..join("a", rank, epoch, (10 * epoch + rank).into(), now) }
 }
@@ -1550,7 +1551,7 @@ fn group_controller() -> (Controller, Instant) {
     (c, now)
 }
 
-/// Joins all ranks of a group with `rings` rings.
+/// Joins all ranks of a group.
 fn join_group(c: &mut Controller, name: &str, ranks: u32, now: Instant) -> Vec<Action> {
     let job = c.job(name).unwrap();
     let (rings, epoch) = (job.rings.len().max(1), job.last_epoch + 1);

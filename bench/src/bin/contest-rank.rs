@@ -102,7 +102,7 @@ fn operate(
 fn run(comm: &mut Communicator, order: &Order, wanted: Mode) -> Result<Answer> {
     let (rank, ranks, collective) = (comm.rank(), comm.ranks(), order.collective);
     // Neighbouring elements differ, so a sum of the wrong elements is found.
-    // Sums of numbers from this small range are exact in 16 bits, too, for 8 ranks.
+    // Elements are small, so sums of 8 ranks are exact in 16 bits, too.
     let element = |i: usize| (i % 53) as u32;
     let own = |i: usize| (element(i) * (rank + 1)) as f32;
     let part = order.len / ranks as usize;

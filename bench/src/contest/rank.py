@@ -16,7 +16,7 @@ import sys
 import time
 
 
-# Sums of numbers from this small range are exact in 16 bits, too, for 8 ranks.
+# Elements are smaller than this, so sums of 8 ranks are exact in 16 bits, too.
 PERIOD = 53
 
 

@@ -15,7 +15,7 @@ use crate::work::{netsum_mode, netsum_work};
 
 /// How long a call that waits drives by itself: operations that complete in this time wake no other
 /// thread.
-const SOON: Duration = Duration::from_millis(1);
+const FIRST_WAIT: Duration = Duration::from_millis(1);
 
 /// A member of a job. Several threads may use it at once; their calls are serialized. All ranks
 /// must call the same operations in the same order, with the same counts, types, roots and
@@ -247,7 +247,7 @@ unsafe fn run<G, B>(
                 comm.room.wait_for(Duration::from_secs(1));
                 inner = comm.lock();
             }
-            inner.wait_first(if work.is_null() { SOON } else { Duration::ZERO });
+            inner.wait_first(if work.is_null() { FIRST_WAIT } else { Duration::ZERO });
             start(&mut inner, given)?.untyped()
         };
         if work.is_null() {

@@ -12,7 +12,7 @@ const FIRST: Duration = Duration::from_secs(1);
 /// How much longer each next wait is.
 const FACTOR: u32 = 4;
 /// The longest wait.
-const MOST: Duration = Duration::from_secs(600);
+const MAX_WAIT: Duration = Duration::from_secs(600);
 /// After a box has summed for this long, the next wait is the first one again.
 const STEADY: Duration = Duration::from_secs(60);
 
@@ -74,7 +74,7 @@ impl Failback {
 
     fn put_off(&mut self, now: Instant) -> Instant {
         let due = now + self.wait;
-        self.wait = (self.wait * FACTOR).min(MOST);
+        self.wait = (self.wait * FACTOR).min(MAX_WAIT);
         self.due = Some(due);
         due
     }

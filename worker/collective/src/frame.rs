@@ -135,7 +135,7 @@ pub enum Frame {
     FallBack { origin: u32, reason: Reason, unverified: Vec<u64> },
     /// An error that ends the session for all.
     Failure { origin: u32, error: Error },
-    /// A rank leaves in good order; with the number of operations it completed.
+    /// A rank leaves in good order, after `completed` operations.
     Goodbye { origin: u32, completed: u64 },
     /// A step of the hosts' ring; the lanes follow.
     Data(DataHeader),

@@ -10,8 +10,9 @@
 //! receivers send notifications.
 
 /// The fraction of the window that remains after a notification.
-const KEPT: f64 = 0.7;
-/// Packets a round trip, until the window has its old size: 3 * (1 - KEPT) / (1 + KEPT).
+const DECREASE_FACTOR: f64 = 0.7;
+/// Packets a round trip, until the window has its old size: 3 * (1 - f) / (1 + f), where f is
+/// [`DECREASE_FACTOR`].
 const REGROWTH: f64 = 0.53;
 /// Least packets in flight.
 const LEAST: f64 = 2.0;
@@ -51,7 +52,7 @@ impl Congestion {
         self.window() < self.most
     }
 
-    /// The receiver holds only a few packets.
+    /// The receiver holds at most `most` packets.
     pub fn limit(&mut self, most: u64) {
         self.most = self.most.min(most.max(1));
         self.window = self.window.min(self.most as f64);
@@ -71,7 +72,7 @@ impl Congestion {
         self.recovered = sent;
         // Reduces the packets in flight: a window that is not used says nothing about the link.
         self.before = self.window.min(self.flight.max(MIN_TELLING_FLIGHT) as f64);
-        self.window = (self.before * KEPT).max(LEAST).min(self.window);
+        self.window = (self.before * DECREASE_FACTOR).max(LEAST).min(self.window);
     }
 
     /// So many more packets are acknowledged, all before `acked`; `sent` is one after the last

@@ -14,9 +14,9 @@ use super::rtt::RttEstimator;
 /// Least time to wait for acknowledgements of retransmissions, before a packet probes.
 const LEAST_PROBE_DELAY: Duration = Duration::from_micros(200);
 
-/// So many losses of one packet are usual. More mean another problem, or that the sum waits for
+/// Losses of one packet that are usual. More mean another problem, or that the sum waits for
 /// another rank.
-const USUAL: u32 = 8;
+const USUAL_LOSSES: u32 = 8;
 
 /// State of one sending half. Packets are counted as there.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ struct Retransmitted {
 impl Retransmitted {
     /// When it may be retransmitted once more: after a growing pause of at most `most`.
     fn next(&self, rtt: &RttEstimator, most: Duration) -> Instant {
-        let unusual = self.lost.saturating_sub(USUAL).min(16);
+        let unusual = self.lost.saturating_sub(USUAL_LOSSES).min(16);
         self.at
             + if unusual == 0 { Duration::ZERO } else { (rtt.least() * (1 << unusual)).min(most) }
     }

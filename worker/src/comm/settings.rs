@@ -15,6 +15,7 @@ use super::config::{AdapterRetry, Bootstrap, CommConfig, Hierarchy, Tls, Transpo
 use netsum_collective::error::Error;
 use netsum_collective::seal::Secret;
 use netsum_common::defaults;
+use netsum_common::size::Size;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
@@ -168,7 +169,7 @@ impl Settings {
             return Ok(Bootstrap::Static {
                 peers,
                 mtu: self.number("mtu", defaults::MTU)?,
-                message_size: self.number("message_size", 1 << 16)?,
+                message_size: self.size("message_size", defaults::MESSAGE_SIZE)?,
                 window: self.number("window", defaults::WINDOW)?,
                 rings: self.number("rings", 1)?,
             });
@@ -251,6 +252,12 @@ impl Settings {
         })
     }
 
+    fn size(&self, name: &str, usual: &str) -> Result<u32, Error> {
+        let text = self.get(name).unwrap_or(usual);
+        let Size(bytes) = text.parse::<Size>().map_err(|e| wrong(name, text, &e.to_string()))?;
+        bytes.try_into().map_err(|_| wrong(name, text, "must be less than 4 GiB"))
+    }
+
     fn seconds(&self, name: &str, usual: Duration) -> Result<Duration, Error> {
         let Some(text) = self.get(name) else { return Ok(usual) };
         let seconds = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
@@ -331,7 +338,10 @@ mod tests {
         let config = settings(&[&TORCHRUN[..], &peers].concat()).config().unwrap();
         assert_eq!(config.ip, IpAddr::from([10, 0, 0, 3]));
         assert_eq!(config.timeout, Duration::from_millis(2500));
-        assert!(matches!(config.bootstrap, Bootstrap::Static { mtu: 1024, window: 8, .. }));
+        assert!(matches!(
+            config.bootstrap,
+            Bootstrap::Static { mtu: 1024, message_size: 65536, window: 8, .. }
+        ));
     }
 
     #[test]
@@ -356,6 +366,8 @@ mod tests {
             ("NETSUM_TRANSPORT", "tcp", "auto, udp, xdp or verbs"),
             ("NETSUM_HIERARCHY", "yes", "auto, on or off"),
             ("NETSUM_MTU", "-1", "must be a number"),
+            ("NETSUM_MESSAGE_SIZE", "8X", "must be a number like 65536, 64K"),
+            ("NETSUM_MESSAGE_SIZE", "4G", "must be less than 4 GiB"),
         ] {
             says(&[&with(ok)[..], &[(name, value)]].concat(), word);
         }

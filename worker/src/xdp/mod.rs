@@ -41,7 +41,7 @@ const MOST_QUEUES: u32 = 16;
 /// The most bytes of a data packet's extended headers: RETH and immediate data.
 const EXTENDED: usize = 20;
 /// The longest wait while packets could not be sent.
-const SOON: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 /// How long the first query for a next hop may take.
 const RESOLVE: Duration = Duration::from_secs(1);
 
@@ -129,7 +129,7 @@ impl XdpDriver {
         let until = Instant::now() + RESOLVE;
         for peer in peers {
             while self.neighbours.mac(Instant::now(), *peer).is_none() && Instant::now() < until {
-                std::thread::sleep(SOON);
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ impl XdpDriver {
         let deadline = endpoint.next_timeout().map_or(until, |t| t.min(until));
         let mut wait = deadline.saturating_duration_since(Instant::now());
         if self.unsent.is_some() || self.queues[0].is_behind() {
-            wait = wait.min(SOON);
+            wait = wait.min(RETRY_PAUSE);
         }
         if wait.is_zero() && self.epoll.is_none() {
             return self.progress(endpoint);

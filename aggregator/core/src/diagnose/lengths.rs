@@ -28,7 +28,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
         r.seen.mismatch.filter(|(psn, _)| still && of_index(*psn)).map(|(_, len)| len)
     };
     let mut by_len: BTreeMap<u32, Vec<&MemberEvidence>> = BTreeMap::new();
-    for rank in &ring.ranks {
+    for rank in &ring.members {
         if let Some(len) = len(rank) {
             by_len.entry(len).or_default().push(rank);
         }
@@ -73,7 +73,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                     "ranks send different lengths at index {low}: {}; netsum cannot know which are wrong",
                     each.join(", ")
                 ),
-                next: if ring.ranks.iter().any(|rank| rank.behind().is_some()) {
+                next: if ring.members.iter().any(|rank| rank.behind().is_some()) {
                     COMPARE.into()
                 } else {
                     "give all ranks the same message size and path MTU, and reconnect all ranks"
@@ -175,7 +175,7 @@ mod tests {
             ranks: ranks.iter().map(|r| r.seen).collect(),
             base_psns: ranks.iter().map(|r| r.flow.base_psn).collect(),
         };
-        RingEvidence { ring: JobRing(0), spec, view, waits: None, ranks }
+        RingEvidence { ring: JobRing(0), spec, view, waits: None, members: ranks }
     }
 
     fn taken(len: u32) -> Option<(u32, bool, u32)> {
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_box_whose_fragments_have_another_length_is_named_with_its_ranks() {
         let mut evidence = ring(&[taken(1024), refused(512, LOW)]);
-        for (rank, (first, last)) in evidence.ranks.iter_mut().zip([(0, 3), (4, 7)]) {
+        for (rank, (first, last)) in evidence.members.iter_mut().zip([(0, 3), (4, 7)]) {
             rank.member = Member::Group(RankRange { first, last });
             rank.port.name = format!("swp{}", first / 4 + 1);
         }
@@ -215,12 +215,12 @@ mod tests {
         let what = "ranks send different lengths at index 7: 512 bytes by ranks 4-7 behind swp2, \
             1024 bytes by ranks 0-3 behind swp1; netsum cannot know which are wrong";
         assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
-        let mut third = evidence.ranks[0].clone();
+        let mut third = evidence.members[0].clone();
         third.flow.rank = Rank(2);
         third.member = Member::Rank(8);
         evidence.view.slot.contributors |= 4;
         third.sender = Rank(8);
-        evidence.ranks.push(third);
+        evidence.members.push(third);
         let (findings, _) = compare(&evidence);
         let what = "the box behind swp2 (ranks 4-7) sends 512 bytes at index 7, where ranks 0-3 \
             behind swp1, 8 send 1024";

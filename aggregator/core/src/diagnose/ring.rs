@@ -25,7 +25,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
         ..here(r.flow.rank, missing_rank(ring, r, unknown_flows))
     };
     if let Some(rank) = view.state.stopped.checked_sub(1)
-        && let Some(evidence) = ring.ranks.get(rank as usize)
+        && let Some(evidence) = ring.members.get(rank as usize)
     {
         return vec![here(Rank(rank), refused(ring, evidence, Counter::LayoutMismatch))];
     }
@@ -51,18 +51,18 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
             && !accepted(r, view)
             && (r.seen.packets > 0 || talks_elsewhere(r, unknown_flows))
     };
-    findings.extend(ring.ranks.iter().filter(never).map(lacking));
+    findings.extend(ring.members.iter().filter(never).map(lacking));
     if ring.waits.is_some() {
         for rank in
             view.missing(&ring.spec.config).into_iter().filter(|rank| !disagree.contains(rank))
         {
             if findings.iter().all(|f| f.rank != Some(rank)) {
-                findings.push(lacking(&ring.ranks[rank.0 as usize]));
+                findings.push(lacking(&ring.members[rank.0 as usize]));
             }
         }
     } else {
         findings.extend(
-            ring.ranks
+            ring.members
                 .iter()
                 .filter_map(|r| not_acknowledged(ring, r).map(|f| here(r.flow.rank, f))),
         );
@@ -350,7 +350,7 @@ mod tests {
                 base_psns: vec![Psn::default(); 2],
             },
             waits: Some(Duration::from_secs(3)),
-            ranks: ranks.collect(),
+            members: ranks.collect(),
             spec,
         }
     }
@@ -365,7 +365,7 @@ mod tests {
             (Counter::BadIcrc, 8),
         ] {
             let mut evidence = ring([(psn, outcome), (8, Counter::Contributions)]);
-            evidence.ranks[0].member = Member::Group(RankRange { first: 0, last: 3 });
+            evidence.members[0].member = Member::Group(RankRange { first: 0, last: 3 });
             evidence.view.slot =
                 Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
             for f in of_ring(&evidence, &[]) {
@@ -375,12 +375,12 @@ mod tests {
         // Sums that the parent refuses do not come down. Meanwhile, ranks that were started without
         // a daemon report on bypass connections that they lack sums.
         let mut evidence = ring([(7, Counter::Contributions), (8, Counter::Contributions)]);
-        evidence.ranks[0].member = Member::Up;
-        evidence.ranks[0].seen = FlowStats::default();
+        evidence.members[0].member = Member::Up;
+        evidence.members[0].seen = FlowStats::default();
         evidence.view.state.expected[0] = 0;
         evidence.view.slot =
             Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
-        let FlowSpec { src, dst, ifindex, .. } = evidence.ranks[0].flow;
+        let FlowSpec { src, dst, ifindex, .. } = evidence.members[0].flow;
         let bypass = UnknownFlow {
             src,
             dst,

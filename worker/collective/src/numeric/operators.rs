@@ -1,7 +1,7 @@
 //! Operations that are not sums of lanes by themselves, as sums of lanes: ranks contribute lanes
 //! from whose sum each computes the same result. [`encoding`] decides how.
 //!
-//! Elements are encoded in *groups*: a number of elements is a number of lanes. A group may begin in
+//! Elements are encoded in *groups* with a fixed number of elements and lanes. A group may begin in
 //! one message and end in a later one. Its elements are replaced only once the sums of all its
 //! lanes are known. So no message that may still be built, loses an element of this rank.
 

@@ -201,7 +201,7 @@ pub struct Options {
 }
 
 /// The largest size.
-const MOST: usize = 1 << 36;
+const MAX_BYTES: usize = 1 << 36;
 
 impl Options {
     /// The elements of each size to measure, or of one rank's part of it.
@@ -220,7 +220,7 @@ impl Options {
         let begin = self.begin.unwrap_or(unit.max(8));
         ensure!(begin >= unit, "-b {begin}: at least {unit}, one element{of}");
         ensure!(begin <= end, "-b {begin} is more than -e {end}");
-        ensure!(end <= MOST, "-e {end}: at most 64G");
+        ensure!(end <= MAX_BYTES, "-e {end}: at most 64G");
         ensure!(factor >= 2 || begin == end, "-f {factor}: at least 2");
         let sizes = std::iter::successors(Some(begin), |s| s.checked_mul(factor.max(2)));
         Ok(sizes.take_while(|s| *s <= end).map(|s| s / unit).collect())
