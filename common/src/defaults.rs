@@ -1,6 +1,6 @@
 //! Defaults of a job.
 
-/// Path MTU in bytes.
+/// Path MTU in bytes, where no box chooses the largest that fits its ports.
 pub const MTU: u32 = 1024;
 /// Size of a message.
 pub const MESSAGE_SIZE: &str = "64KiB";
