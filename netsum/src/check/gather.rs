@@ -42,7 +42,6 @@ pub async fn gather(config: Option<&Config>, ports: Option<&Ports>) -> Result<Fa
         },
         programs: loaded.map(|result| result.map(drop)),
         bpffs: pin.map(|pin| (pin.display().to_string(), is_bpffs(&pin))),
-        memlock: fs::read_to_string("/proc/self/limits").ok().and_then(|limits| memlock(&limits)),
         daemon,
         release,
         ..Facts::default()
@@ -81,17 +80,6 @@ fn version(release: &str) -> (u32, u32) {
 
 fn number(path: &str) -> Option<u32> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// The limit of locked memory in a process's limits; `None` if unlimited.
-fn memlock(limits: &str) -> Option<u64> {
-    limits
-        .lines()
-        .find_map(|l| l.strip_prefix("Max locked memory"))?
-        .split_whitespace()
-        .next()?
-        .parse()
-        .ok()
 }
 
 /// Whether a path, or its nearest existing parent, is in a BPF file system.
@@ -148,14 +136,6 @@ mod tests {
              outside"
         );
         assert_eq!(without_log("no such file"), "no such file");
-    }
-
-    #[test]
-    fn the_limit_of_locked_memory_is_found_if_there_is_one() {
-        let limits = "Limit  Soft  Hard  Units\nMax locked \
-            memory         8388608              8388608              bytes\n";
-        assert_eq!(memlock(limits), Some(8 << 20));
-        assert_eq!(memlock(&limits.replace("8388608", "unlimited")), None);
     }
 
     #[test]

@@ -20,8 +20,6 @@ pub struct Facts {
     pub jit: Option<bool>,
     /// The place of pins, and whether it is in a bpffs; `None` if pins are disabled.
     pub bpffs: Option<(String, bool)>,
-    /// Limit of locked memory in bytes; `None` if unlimited.
-    pub memlock: Option<u64>,
     /// Whether a daemon answers on the administration socket.
     pub daemon: bool,
     pub bridge: Option<BridgeFacts>,
@@ -131,14 +129,6 @@ fn machine(facts: &Facts) -> Vec<Finding> {
             "pin = \"none\"",
             "jobs end if the daemon is killed; name a folder in a bpffs in [restart]",
         )),
-    }
-    // Since Linux 5.11 maps are charged to the control group.
-    if let Some(limit) = facts.memlock.filter(|_| facts.kernel < (5, 11)) {
-        all.push(error(
-            "memory lock",
-            format!("limited to {limit} bytes"),
-            "LimitMEMLOCK=infinity in the unit",
-        ));
     }
     if facts.daemon {
         all.push(warning(
