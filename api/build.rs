@@ -3,22 +3,40 @@
 /// Messages that the command line parses directly.
 const READ: [&str; 2] = ["CreateJobRequest", "Flow"];
 /// Messages that the command line prints as JSON, with their comments as descriptions.
-const PRINTED: [&str; 12] = [
+const PRINTED: [&str; 21] = [
+    "Fabric",
+    "FabricBox",
+    "FabricLink",
+    "FabricPort",
+    "Finding",
     "Job",
     "ListProgramsReply",
-    "RingPosition",
     "Port",
     "Program",
+    "RankDiagnosis",
+    "RankPathTest",
     "Ring",
+    "RingDiagnosis",
+    "RingPosition",
     "RingState",
     "ShowSlotsReply",
     "Slot",
+    "SlotSnapshot",
     "Spread",
     "SpreadFlow",
     "SpreadUplink",
 ];
 /// What serde must know of their fields. The command line adds the skipped ones in other forms.
-const FIELDS: [(&str, &str); 24] = [
+const FIELDS: [(&str, &str); 33] = [
+    ("Fabric.ports", "skip"),
+    ("Fabric.jobs", "skip"),
+    ("FabricBox.hosts", "skip"),
+    ("FabricBox.cpus", "skip"),
+    ("FabricLink.measured", r#"serialize_with = "crate::arguments::unless_zero""#),
+    ("FabricPort.rx_rate", "skip"),
+    ("FabricPort.tx_rate", "skip"),
+    ("Finding.behind", "skip"),
+    ("Finding.idle", "skip"),
     ("Job.state", "skip"),
     ("Job.flows", "skip"),
     ("Job.token", "skip"),
@@ -99,6 +117,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (field, option) in FIELDS {
             builder = builder.field_attribute(field, format!("#[serde({option})]"));
         }
+        builder =
+            builder.field_attribute("FabricLink.measured", r#"#[schemars(with = "Option<u64>")]"#);
         for message in READ {
             builder = builder.type_attribute(message, "#[derive(clap::Args)]");
         }

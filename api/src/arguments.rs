@@ -1,4 +1,4 @@
-//! Parsers for values on a command line.
+//! Values on a command line, and in the JSON that it prints.
 
 use std::num::{NonZero, ParseIntError};
 
@@ -23,6 +23,11 @@ pub(crate) fn mtu(text: &str) -> Result<u32, ParseIntError> {
 
 pub(crate) fn bytes(text: &str) -> Result<u64, NotASize> {
     text.parse().map(|Size(bytes)| bytes)
+}
+
+/// Serializes 0, which says that a number is unknown, as null.
+pub(crate) fn unless_zero<S: serde::Serializer>(number: &u64, to: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&(*number > 0).then_some(number), to)
 }
 
 #[cfg(test)]

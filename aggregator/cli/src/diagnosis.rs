@@ -22,118 +22,22 @@ pub struct Diagnosis {
     /// Ranks.
     pub ranks: u32,
     /// Its rings, while it is active.
-    pub rings: Vec<Ring>,
+    pub rings: Vec<api::RingDiagnosis>,
     /// Findings, the most likely cause first.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<api::Finding>,
     /// Dropped packets of the job, by reason; only reasons that are not zero.
     pub drops: BTreeMap<String, u64>,
-}
-
-/// A ring of the job.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Ring {
-    /// Ring of the job, from 0.
-    pub ring: u32,
-    /// The lowest index that has not been released.
-    pub low: u32,
-    /// Ranks that have not contributed to it.
-    pub missing: Vec<u32>,
-    /// Milliseconds that it has been stalled with something pending; null if nothing is pending.
-    pub stalled_ms: Option<u64>,
-    /// Fragments that a rank may send beyond `low`.
-    pub credit: u32,
-    /// Its ranks.
-    pub ranks: Vec<Rank>,
-}
-
-/// A rank of a ring.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Rank {
-    /// The rank.
-    pub rank: u32,
-    /// It has not contributed to the lowest unreleased index.
-    pub missing: bool,
-    /// Interface at which its packets arrive.
-    pub port: String,
-    /// The port is up.
-    pub port_up: bool,
-    /// The index behind its last contiguous fragment.
-    pub expected: u32,
-    /// PSN of that index.
-    pub expected_psn: u32,
-    /// Fragments that it has sent beyond what has been released.
-    pub credit_used: u32,
-    /// Data packets received, modulo 2^32.
-    pub packets: u32,
-    /// How many of them were refused.
-    pub refused: u32,
-    /// PSN of the last one; null before the first.
-    pub last_psn: Option<u32>,
-    /// The counter of its outcome; empty before the first.
-    pub last_verdict: String,
-    /// Milliseconds since it arrived; null if unknown.
-    pub last_ms: Option<u64>,
-    /// Milliseconds since its process's last heartbeat; null for applications that do not use
-    /// netsum's library.
-    pub heartbeat_ms: Option<u64>,
-}
-
-/// A finding.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Finding {
-    /// The ring in question.
-    pub ring: Option<u32>,
-    /// The rank in question.
-    pub rank: Option<u32>,
-    /// The finding, as text.
-    pub what: String,
-    /// The next step.
-    pub next: String,
-}
-
-impl From<api::RankDiagnosis> for Rank {
-    fn from(r: api::RankDiagnosis) -> Self {
-        Self {
-            rank: r.rank,
-            missing: r.missing,
-            port: r.port,
-            port_up: r.port_up,
-            expected: r.expected,
-            expected_psn: r.expected_psn,
-            credit_used: r.credit_used,
-            packets: r.packets,
-            refused: r.refused,
-            last_psn: r.last_psn,
-            last_verdict: r.last_verdict,
-            last_ms: r.last_ms,
-            heartbeat_ms: r.heartbeat_ms,
-        }
-    }
-}
-
-impl From<api::Finding> for Finding {
-    fn from(f: api::Finding) -> Self {
-        Self { ring: f.ring, rank: f.rank, what: f.what, next: f.next }
-    }
 }
 
 impl From<api::Diagnosis> for Diagnosis {
     fn from(d: api::Diagnosis) -> Self {
         let state = d.state().into();
-        let ring = |r: api::RingDiagnosis| Ring {
-            ring: r.ring,
-            low: r.low,
-            missing: r.missing,
-            stalled_ms: r.stalled_ms,
-            credit: r.credit,
-            ranks: r.ranks.into_iter().map(Rank::from).collect(),
-        };
         Self {
             job: d.job,
             state,
             ranks: d.ranks,
-            rings: d.rings.into_iter().map(ring).collect(),
-            findings: d.findings.into_iter().map(Finding::from).collect(),
+            rings: d.rings,
+            findings: d.findings,
             drops: d.drops.into_iter().map(|c| (c.name, c.value)).collect(),
         }
     }
@@ -143,7 +47,7 @@ fn ago(ms: u64) -> String {
     format!("{:.1} s ago", ms as f64 / 1000.0)
 }
 
-fn rank_line(out: &mut impl Write, r: &Rank, credit: u32) -> Result<()> {
+fn rank_line(out: &mut impl Write, r: &api::RankDiagnosis, credit: u32) -> Result<()> {
     let missing = if r.missing { "missing, " } else { "" };
     let up = if r.port_up { "up" } else { "down" };
     write!(

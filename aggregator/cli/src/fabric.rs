@@ -13,139 +13,32 @@ use super::layout::{self, Entry, FAIR, attribute, plain, styled};
 use super::print::name;
 use super::print::speed;
 
-/// A fabric, as its manager knows it.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Fabric {
-    pub boxes: Vec<Node>,
-    /// Links between boxes.
-    pub links: Vec<Link>,
-}
-
-/// A box.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Node {
-    pub name: String,
-    /// Address that the manager connects to.
-    pub address: String,
-    /// It answers the manager.
-    pub answers: bool,
-    /// Jobs that it sums, by the last answer that the manager received.
-    pub jobs: Vec<String>,
-    /// Why it is drained; null if it is not.
-    pub drain: Option<String>,
-    /// The drain is complete: it has no rings left.
-    pub drained: bool,
-    /// Aggregation rate of its CPUs in bytes per second; null if unknown.
-    pub aggregation_rate: Option<u64>,
-}
-
-/// A link.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Link {
-    /// Its lower end: BOX/PORT.
-    pub below: String,
-    /// Its upper end.
-    pub above: String,
-    /// Both directions carry traffic.
-    pub up: bool,
-    /// Fault, as text; null if none is known.
-    pub problem: Option<String>,
-    /// Bits per second that plans use; 0 if unknown.
-    pub rate: u64,
-    /// Rate by the manager's file, or else by the driver of the slower end; 0 if neither has it.
-    pub nominal: u64,
-    /// Rate at the last measurement; null if unknown.
-    pub measured: Option<u64>,
-    /// Why the rate is unknown; null if it is known, or was never measured.
-    pub unmeasured: Option<String>,
-}
-
 /// A port of a box, and the other end of its link, as they see each other by LLDP.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Probe {
-    /// BOX/PORT.
-    pub port: String,
-    /// It is up and has a carrier.
-    pub up: bool,
-    /// BOX/PORT of the other end, or the name that a foreign neighbour gives itself; empty if
-    /// neither sees the other.
-    pub neighbour: String,
-    /// The neighbour is not a box of the fabric.
-    pub foreign: bool,
-    /// The port receives LLDP frames of the neighbour.
-    pub sees_neighbour: bool,
-    /// The neighbour, a box's port, receives LLDP frames of this port.
-    pub seen_by_neighbour: bool,
-    /// Bits per second; 0 if the driver does not know.
-    pub rate: u64,
-    /// MTU in bytes.
-    pub mtu: u32,
-    /// The neighbour's; 0 if unknown.
-    pub neighbour_mtu: u32,
+    #[serde(flatten)]
+    port: api::FabricPort,
     /// The largest path MTU that fits both ends.
-    pub path_mtu: u32,
+    path_mtu: u32,
 }
 
 impl From<api::FabricPort> for Probe {
-    fn from(p: api::FabricPort) -> Self {
-        let least = if p.neighbour_mtu == 0 { p.mtu } else { p.mtu.min(p.neighbour_mtu) };
-        Self {
-            path_mtu: netsum_core::largest_mtu(least),
-            port: p.port,
-            up: p.up,
-            neighbour: p.neighbour,
-            foreign: p.foreign,
-            sees_neighbour: p.sees_neighbour,
-            seen_by_neighbour: p.seen_by_neighbour,
-            rate: p.rate,
-            mtu: p.mtu,
-            neighbour_mtu: p.neighbour_mtu,
-        }
-    }
-}
-
-impl From<api::Fabric> for Fabric {
-    fn from(f: api::Fabric) -> Self {
-        let node = |b: api::FabricBox| Node {
-            name: b.name,
-            address: b.address,
-            answers: b.answers,
-            jobs: b.jobs,
-            drain: b.drain,
-            drained: b.drained,
-            aggregation_rate: b.aggregation_rate,
-        };
-        Self {
-            boxes: f.boxes.into_iter().map(node).collect(),
-            links: f.links.into_iter().map(Link::from).collect(),
-        }
-    }
-}
-
-impl From<api::FabricLink> for Link {
-    fn from(l: api::FabricLink) -> Self {
-        Self {
-            below: l.below,
-            above: l.above,
-            up: l.up,
-            problem: l.problem,
-            rate: l.rate,
-            nominal: l.nominal,
-            measured: (l.measured > 0).then_some(l.measured),
-            unmeasured: l.unmeasured,
-        }
+    fn from(port: api::FabricPort) -> Self {
+        let least =
+            if port.neighbour_mtu == 0 { port.mtu } else { port.mtu.min(port.neighbour_mtu) };
+        Self { path_mtu: netsum_core::largest_mtu(least), port }
     }
 }
 
 /// Links, with nominal and measured rates.
-pub fn links(links: &[Link]) -> impl Iterator<Item = Entry> {
+pub fn links(links: &[api::FabricLink]) -> impl Iterator<Item = Entry> {
     let text = |rate: u64| if rate == 0 { "?".to_owned() } else { Rate(rate).to_string() };
     links.iter().map(move |l| {
         let state = if l.up { plain("up") } else { styled("down", FAIR) };
         let mut entry = Entry::new(vec![name(&l.below), plain(format!("to {}", l.above)), state]);
         let mut facts =
             vec![attribute("rate", text(l.rate)), attribute("nominal", text(l.nominal))];
-        facts.extend(l.measured.map(|rate| attribute("measured", text(rate))));
+        facts.extend((l.measured > 0).then(|| attribute("measured", text(l.measured))));
         facts.extend(l.unmeasured.as_ref().map(|why| plain(format!("not measured: {why}"))));
         facts.extend(l.problem.as_ref().map(|problem| styled(problem.clone(), FAIR)));
         entry.attributes(0, facts);
@@ -154,12 +47,11 @@ pub fn links(links: &[Link]) -> impl Iterator<Item = Entry> {
 }
 
 pub fn show(out: &mut impl Write, format: Format, fabric: api::Fabric) -> Result<()> {
-    let fabric = Fabric::from(fabric);
     if format.json(out, &fabric)? {
         return Ok(());
     }
     let state = |good: bool, [yes, no]: [&str; 2]| if good { plain(yes) } else { styled(no, FAIR) };
-    let node = |b: &Node| {
+    let node = |b: &api::FabricBox| {
         let mut entry = Entry::new(vec![name(&b.name), state(b.answers, ["answers", "silent"])]);
         let mut facts = vec![plain(b.address.clone())];
         facts.extend(
@@ -188,13 +80,12 @@ pub fn probe(
     fabric: api::Fabric,
     measured: bool,
 ) -> Result<()> {
-    let links_found: Vec<Link> =
-        fabric.links.into_iter().filter(|_| measured).map(Link::from).collect();
+    let links_found = if measured { &fabric.links[..] } else { &[] };
     let ports: Vec<Probe> = fabric.ports.into_iter().map(Probe::from).collect();
     if format.json(out, &ports)? {
         return Ok(());
     }
-    let entry = |p: &Probe| {
+    let entry = |Probe { port: p, path_mtu }: &Probe| {
         let state = match (p.foreign, p.sees_neighbour, p.seen_by_neighbour) {
             (true, ..) => plain("not a box of the fabric"),
             (_, true, true) => plain("both ways"),
@@ -212,12 +103,12 @@ pub fn probe(
         if p.neighbour_mtu > 0 && p.neighbour_mtu != p.mtu {
             facts = vec![styled(format!("MTU {}, and {} there", p.mtu, p.neighbour_mtu), FAIR)];
         }
-        facts.push(plain(format!("path MTU {}", p.path_mtu)));
+        facts.push(plain(format!("path MTU {path_mtu}")));
         facts.extend((p.rate > 0).then(|| plain(Rate(p.rate).to_string())));
         entry.attributes(0, facts);
         entry
     };
-    Ok(layout::print(out, &ports.iter().map(entry).chain(links(&links_found)).collect::<Vec<_>>())?)
+    Ok(layout::print(out, &ports.iter().map(entry).chain(links(links_found)).collect::<Vec<_>>())?)
 }
 
 #[cfg(test)]
@@ -259,6 +150,12 @@ mod tests {
             ],
             ..api::Fabric::default()
         };
+        let measured =
+            |link: &api::FabricLink| serde_json::to_value(link).unwrap()["measured"].take();
+        assert_eq!(
+            fabric.links.iter().map(measured).collect::<Vec<_>>()[..],
+            [2_500_000_000u64.into(), serde_json::Value::Null]
+        );
         let mut out = anstream::StripStream::new(Vec::new());
         show(&mut out, Format::Text, fabric).unwrap();
         insta::assert_snapshot!(String::from_utf8(out.into_inner()).unwrap());

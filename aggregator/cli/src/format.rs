@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use super::failure::Result;
+use super::layout::{self, Entry};
 
 /// How to print.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +26,20 @@ impl Format {
             (true, false) => Self::Json,
             (false, false) => Self::Text,
         }
+    }
+
+    /// Prints a value as JSON, or its items as text.
+    pub fn show<T>(
+        self,
+        out: &mut impl Write,
+        value: &impl Serialize,
+        items: &[T],
+        entry: impl FnMut(&T) -> Entry,
+    ) -> Result<()> {
+        if !self.json(out, value)? {
+            layout::print(out, &items.iter().map(entry).collect::<Vec<_>>())?;
+        }
+        Ok(())
     }
 
     /// Prints JSON, if that is the format.

@@ -6,7 +6,6 @@ use netsum_api::v1 as api;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::diagnosis::Finding;
 use super::failure::Result;
 use super::format::Format;
 use super::layout::{BAD, NAME};
@@ -17,44 +16,19 @@ pub struct PathTest {
     /// The job.
     pub job: String,
     /// Its ranks, in the order of the ring; none unless they are netsum's and active.
-    pub ranks: Vec<Rank>,
+    pub ranks: Vec<api::RankPathTest>,
     /// Likely causes of losses, the most likely first.
-    pub findings: Vec<Finding>,
-}
-
-/// A rank's path to the next one.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Rank {
-    /// The rank.
-    pub rank: u32,
-    /// The rank that it sends to.
-    pub next: u32,
-    /// Interface at which its packets arrive.
-    pub port: String,
-    /// Its packet of the path MTU was acknowledged.
-    pub acknowledged: bool,
-    /// Data packets that have arrived to be summed, modulo 2^32.
-    pub packets: u32,
-    /// Those of them that were refused.
-    pub refused: u32,
+    pub findings: Vec<api::Finding>,
 }
 
 /// Prints it.
 pub fn path_test(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Result<()> {
-    let rank = |r: api::RankPathTest| {
-        let api::RankPathTest { rank, next, port, acknowledged, packets, refused } = r;
-        Rank { rank, next, port, acknowledged, packets, refused }
-    };
-    let test = PathTest {
-        job: d.job,
-        ranks: d.path_test.into_iter().map(rank).collect(),
-        findings: d.findings.into_iter().map(Finding::from).collect(),
-    };
+    let test = PathTest { job: d.job, ranks: d.path_test, findings: d.findings };
     if format.json(out, &test)? {
         return Ok(());
     }
     writeln!(out, "{NAME}{}:{NAME:#} {} ranks tested", test.job, test.ranks.len())?;
-    for Rank { rank, next, port, acknowledged, packets, refused } in &test.ranks {
+    for api::RankPathTest { rank, next, port, acknowledged, packets, refused } in &test.ranks {
         let to_next = if *acknowledged { "acknowledged" } else { "NOT acknowledged" };
         writeln!(
             out,

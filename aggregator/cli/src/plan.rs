@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::args::PlanArgs;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
-use super::layout::{self, Entry, attribute, plain};
+use super::layout::{Entry, attribute, plain};
 use super::print::{name, speed};
 
 /// The planned jobs.
@@ -179,10 +179,7 @@ pub fn abbreviated(names: &[String]) -> String {
 }
 
 fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
-    if format.json(out, plans)? {
-        return Ok(());
-    }
-    let entry = |plan: &Plan| {
+    format.show(out, plans, &plans.jobs, |plan| {
         let gap = 100.0 * (1.0 - plan.rate / plan.bound);
         let mut entry = Entry::new(vec![
             name(&plan.name),
@@ -235,8 +232,7 @@ fn show(out: &mut impl Write, format: Format, plans: &Plans) -> Result<()> {
             }
         }
         entry
-    };
-    Ok(layout::print(out, &plans.jobs.iter().map(entry).collect::<Vec<_>>())?)
+    })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use netsum_common::size::Size;
 
 use super::failure::Result;
 use super::format::Format;
-use super::layout::{self, BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
+use super::layout::{BAD, Cell, Entry, FAIR, GOOD, NAME, PLAIN, attribute, plain, styled};
 use super::timing::{self, Sums};
 use super::view::{Flow, InBand, Job, State, Stats};
 
@@ -142,37 +142,26 @@ fn connection(f: &Flow) -> Vec<Cell> {
 /// A job with all that belongs to it.
 pub fn job(out: &mut impl Write, format: Format, job: api::Job) -> Result<()> {
     let job = Job::from(job);
-    if !format.json(out, &job)? {
-        layout::print(out, &[whole_job(&job)])?;
-    }
-    Ok(())
+    format.show(out, &job, &[&job], |job| whole_job(job))
 }
 
 /// A summary of jobs.
 pub fn jobs(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Result<()> {
     let jobs: Vec<Job> = jobs.into_iter().map(Job::from).collect();
-    if !format.json(out, &jobs)? {
-        layout::print(out, &jobs.iter().map(job_entry).collect::<Vec<_>>())?;
-    }
-    Ok(())
+    format.show(out, &jobs, &jobs, job_entry)
 }
 
 /// The job that a flow has been added to.
 pub fn added(out: &mut impl Write, format: Format, job: api::Job) -> Result<()> {
     let job = Job::from(job);
-    if !format.json(out, &job)? {
-        let flows = attribute("flows", format!("{}/{}", job.flows.len(), job.connections()));
-        layout::print(out, &[Entry::new(vec![name(&job.name), state(job.state), flows])])?;
-    }
-    Ok(())
+    let flows = attribute("flows", format!("{}/{}", job.flows.len(), job.connections()));
+    let cells = vec![name(&job.name), state(job.state), flows];
+    format.show(out, &job, &[cells], |cells| Entry::new(cells.clone()))
 }
 
 pub fn flows(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Result<()> {
     let flows: Vec<Flow> = jobs.into_iter().flat_map(|j| Job::from(j).flows).collect();
-    if format.json(out, &flows)? {
-        return Ok(());
-    }
-    let entry = |f: &Flow| {
+    format.show(out, &flows, &flows, |f: &Flow| {
         let mut head = vec![name(format!("{} ring {} rank {}", f.job, f.ring, f.rank))];
         head.extend(connection(f));
         let mut entry = Entry::new(head);
@@ -185,16 +174,11 @@ pub fn flows(out: &mut impl Write, format: Format, jobs: Vec<api::Job>) -> Resul
         }
         entry.attributes(0, seen);
         entry
-    };
-    layout::print(out, &flows.iter().map(entry).collect::<Vec<_>>())?;
-    Ok(())
+    })
 }
 
 pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Result<()> {
-    if format.json(out, &rings)? {
-        return Ok(());
-    }
-    let entry = |r: &api::Ring| {
+    format.show(out, &rings, &rings, |r: &api::Ring| {
         let mut entry = Entry::new(vec![
             name(format!("{} ring {}", r.job, r.ring)),
             if r.active { styled("active", GOOD) } else { styled("inactive", FAIR) },
@@ -217,16 +201,11 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
         let used = format!("credit {}, used by rank: {}", r.credit, list(&r.credit_used));
         entry.attributes(1, vec![plain(used)]);
         entry
-    };
-    layout::print(out, &rings.iter().map(entry).collect::<Vec<_>>())?;
-    Ok(())
+    })
 }
 
 pub fn ports(out: &mut impl Write, format: Format, ports: Vec<api::Port>) -> Result<()> {
-    if format.json(out, &ports)? {
-        return Ok(());
-    }
-    let entry = |p: &api::Port| {
+    format.show(out, &ports, &ports, |p: &api::Port| {
         let xdp = match p.xdp.as_str() {
             "" => styled("xdp none", BAD),
             xdp => attribute("xdp", xdp),
@@ -247,18 +226,12 @@ pub fn ports(out: &mut impl Write, format: Format, ports: Vec<api::Port>) -> Res
             vec![traffic("rx", p.rx_packets, p.rx_bytes), traffic("tx", p.tx_packets, p.tx_bytes)],
         );
         entry
-    };
-    layout::print(out, &ports.iter().map(entry).collect::<Vec<_>>())?;
-    Ok(())
+    })
 }
 
 /// Slots of a job that are in use.
 pub fn slots(out: &mut impl Write, format: Format, all: api::ShowSlotsReply) -> Result<()> {
-    if format.json(out, &all)? {
-        return Ok(());
-    }
-    let mut entries = Vec::new();
-    for r in &all.rings {
+    format.show(out, &all, &all.rings, |r| {
         let of_ring = || all.slots.iter().filter(|s| s.ring == r.ring);
         let mut entry = Entry::new(vec![
             name(format!("ring {}", r.ring)),
@@ -293,10 +266,8 @@ pub fn slots(out: &mut impl Write, format: Format, all: api::ShowSlotsReply) -> 
             }
             entry.attributes(1, cells);
         }
-        entries.push(entry);
-    }
-    layout::print(out, &entries)?;
-    Ok(())
+        entry
+    })
 }
 
 pub fn programs(
@@ -304,11 +275,7 @@ pub fn programs(
     format: Format,
     programs: api::ListProgramsReply,
 ) -> Result<()> {
-    if format.json(out, &programs)? {
-        return Ok(());
-    }
-    let mut entries = Vec::new();
-    for p in &programs.programs {
+    format.show(out, &programs, &programs.programs, |p| {
         let loaded = std::time::UNIX_EPOCH + std::time::Duration::from_secs(p.loaded_at);
         let mut entry = Entry::new(vec![
             plain(format!("{}:", p.id)),
@@ -343,10 +310,8 @@ pub fn programs(
         }
         let attached = if p.attached.is_empty() { "nothing".into() } else { p.attached.join(", ") };
         entry.attributes(2, vec![attribute("attached to", attached)]);
-        entries.push(entry);
-    }
-    layout::print(out, &entries)?;
-    Ok(())
+        entry
+    })
 }
 
 /// Counters, all of them, and the timed sums of one job.

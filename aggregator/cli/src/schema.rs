@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::check::CheckReport;
 use super::diagnosis::Diagnosis;
-use super::fabric::{Fabric, Probe};
+use super::fabric::Probe;
 use super::path_test::PathTest;
 use super::plan::Plans;
 use super::simulation::Simulation;
@@ -46,7 +46,7 @@ pub fn all() -> Vec<Schema> {
         of::<Rates>("rates.json", "netsum -j stats --interval TIME: one of these in each line"),
         of::<Vec<Tenant>>("tenants.json", "netsum -j tenant show"),
         of::<api::Spread>("spread.json", "netsum -j spread show"),
-        of::<Fabric>("fabric.json", "netsum -j fabric show"),
+        of::<api::Fabric>("fabric.json", "netsum -j fabric show"),
         of::<super::trees::Job>("fabric-job.json", "netsum -j fabric job show"),
         of::<Vec<Probe>>("probe.json", "netsum -j fabric probe"),
         of::<Topology>("topology.json", "netsum -j fabric topology"),

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use netsum_api::v1 as api;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::failure::Result;
 use super::format::Format;
 use super::layout::{BAD, FAIR, GOOD, NAME, PLAIN};
-use super::trace::{self, SlotSnapshot, Transport};
+use super::trace::{self, Transport};
 
 /// Simulated outcomes of the frames of a file.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -42,7 +43,7 @@ pub struct Simulated {
     /// Ring of the job, from 0.
     pub ring: Option<u32>,
     /// Its place, with the state of ring and slot right after it; null if it belongs to no flow.
-    pub slot: Option<SlotSnapshot>,
+    pub slot: Option<api::SlotSnapshot>,
     /// Its outcome.
     pub outcome: Outcome,
     /// Names of the counters that count it, in each program that it meets.

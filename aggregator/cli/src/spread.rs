@@ -6,15 +6,11 @@ use netsum_api::v1 as api;
 
 use super::failure::Result;
 use super::format::Format;
-use super::layout::{self, Entry, attribute, plain};
+use super::layout::{Entry, attribute, plain};
 use super::print::{name, up};
 
 pub fn show(out: &mut impl Write, format: Format, spread: api::Spread) -> Result<()> {
-    if format.json(out, &spread)? {
-        return Ok(());
-    }
-    let mut entries = Vec::new();
-    for uplink in &spread.uplinks {
+    format.show(out, &spread, &spread.uplinks, |uplink| {
         let (flows, bytes) = (attribute("flows", uplink.flows), attribute("bytes", uplink.bytes));
         let mut entry = Entry::new(vec![name(&uplink.name), up(uplink.up), flows, bytes]);
         for flow in spread.flows.iter().filter(|flow| flow.uplink == uplink.name) {
@@ -22,10 +18,8 @@ pub fn show(out: &mut impl Write, format: Format, spread: api::Spread) -> Result
             let who = plain(if flow.pinned { "pinned" } else { "chosen" });
             entry.attributes(0, vec![plain(line), who, attribute("bytes", flow.bytes)]);
         }
-        entries.push(entry);
-    }
-    layout::print(out, &entries)?;
-    Ok(())
+        entry
+    })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::failure::Result;
 use super::format::Format;
-use super::layout::{self, Entry, FAIR, PLAIN, plain, styled};
+use super::layout::{Entry, FAIR, PLAIN, plain, styled};
 use super::print::name;
 
 /// A tenant's limits and use.
@@ -53,10 +53,7 @@ impl From<api::Tenant> for Tenant {
 
 pub fn tenants(out: &mut impl Write, format: Format, tenants: Vec<api::Tenant>) -> Result<()> {
     let tenants: Vec<Tenant> = tenants.into_iter().map(Tenant::from).collect();
-    if format.json(out, &tenants)? {
-        return Ok(());
-    }
-    let entry = |t: &Tenant| {
+    format.show(out, &tenants, &tenants, |t: &Tenant| {
         let mut entry = Entry::new(vec![
             name(&t.name),
             if t.configured { plain("configured") } else { styled("not configured", FAIR) },
@@ -77,9 +74,7 @@ pub fn tenants(out: &mut impl Write, format: Format, tenants: Vec<api::Tenant>) 
             ],
         );
         entry
-    };
-    layout::print(out, &tenants.iter().map(entry).collect::<Vec<_>>())?;
-    Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::args::TopologyArgs;
-use super::fabric::{Link, links};
+use super::fabric::links;
 use super::failure::{Failure, Kind, Result};
 use super::format::Format;
 use super::layout::{self, Entry, FAIR, plain, styled};
@@ -22,7 +22,7 @@ use super::print::name;
 pub struct Topology {
     pub boxes: Vec<Node>,
     /// Links between them.
-    pub links: Vec<Link>,
+    pub links: Vec<api::FabricLink>,
 }
 
 /// A box.
@@ -80,7 +80,7 @@ impl Topology {
             name: b.name,
             hosts: b.hosts.into_iter().map(host).collect(),
         };
-        let links = fabric.links.into_iter().map(Link::from).collect();
+        let links = fabric.links;
         Self { boxes: fabric.boxes.into_iter().map(node).collect(), links }
     }
 

@@ -42,7 +42,7 @@ pub struct Packet {
     /// Its transport header; null if it has none.
     pub transport: Option<Transport>,
     /// Its place and the state of its slot; null if it belongs to no flow.
-    pub slot: Option<SlotSnapshot>,
+    pub slot: Option<api::SlotSnapshot>,
     /// Packets lost right before this one, because buffers were full.
     pub lost: u64,
 }
@@ -60,45 +60,6 @@ pub struct Transport {
     pub psn: u32,
     /// Opcode, as in the header.
     pub opcode: u8,
-}
-
-/// State of ring and slot right after a packet.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct SlotSnapshot {
-    /// The rank that sent it or, at egress, gets it.
-    pub rank: u32,
-    /// The fragment's index.
-    pub index: u32,
-    /// The ring's lowest index that has not been released.
-    pub low: u32,
-    /// How many fragments of the rank are missing before it.
-    pub gap: u32,
-    /// The index that its slot holds; null if it holds none yet.
-    pub holds: Option<u32>,
-    /// Ranks that have contributed to that index.
-    pub contributors: Vec<u32>,
-    /// The job's ranks.
-    pub ranks: u32,
-    /// All ranks have contributed.
-    pub complete: bool,
-    /// The sum has been sent to all ranks.
-    pub released: bool,
-}
-
-impl From<api::SlotSnapshot> for SlotSnapshot {
-    fn from(s: api::SlotSnapshot) -> Self {
-        Self {
-            rank: s.rank,
-            index: s.index,
-            low: s.low,
-            gap: s.gap,
-            holds: s.holds,
-            contributors: s.contributors,
-            ranks: s.ranks,
-            complete: s.complete,
-            released: s.released,
-        }
-    }
 }
 
 /// A frame's type in a word, and its transport header.
@@ -161,7 +122,7 @@ impl Packet {
             what,
             len: p.len,
             transport,
-            slot: p.slot.map(SlotSnapshot::from),
+            slot: p.slot,
             lost,
         }
     }
@@ -188,7 +149,7 @@ impl Packet {
 }
 
 /// A packet's place, and the state of its slot.
-pub fn place(job: &str, ring: u32, slot: Option<&SlotSnapshot>) -> String {
+pub fn place(job: &str, ring: u32, slot: Option<&api::SlotSnapshot>) -> String {
     let mut text = format!("{job}/{ring}");
     let Some(s) = slot else { return text };
     text += &format!(" rank {} index {} low {}", s.rank, s.index, s.low);
