@@ -395,6 +395,19 @@ fn resign(f: &mut [u8]) {
     f[end..].copy_from_slice(&icrc.to_le_bytes());
 }
 
+/// Changes bytes of a header, and with them the checksum and the ICRC.
+fn set(f: &mut [u8], at: usize, bytes: &[u8]) {
+    f[at..at + bytes.len()].copy_from_slice(bytes);
+    checksum(f);
+    resign(f);
+}
+
+/// Changes the lengths in IPv4's and UDP's headers to those of so many bytes of payload.
+fn set_lengths(f: &mut [u8], payload: u16) {
+    f[16..18].copy_from_slice(&(20 + 8 + 12 + payload + 4).to_be_bytes());
+    set(f, 38, &(8 + 12 + payload + 4).to_be_bytes());
+}
+
 /// Rewrites the IPv4 checksum.
 fn checksum(f: &mut [u8]) {
     f[24..26].fill(0);
@@ -410,190 +423,33 @@ fn bad_input_is_counted_by_reason_and_never_added() {
         ("wrong ICRC", |f| *f.last_mut().unwrap() ^= 1, DROP, Counter::BadIcrc),
         ("payload changed", |f| f[60] ^= 0x80, DROP, Counter::BadIcrc),
         ("PSN changed", |f| f[53] ^= 1, DROP, Counter::BadIcrc),
-        (
-            "another source address",
-            |f| {
-                f[29] = 99;
-                checksum(f);
-                resign(f)
-            },
-            DROP,
-            Counter::WrongSourceIp,
-        ),
+        ("another source address", |f| set(f, 29, &[99]), DROP, Counter::WrongSourceIp),
         ("another source MAC", |f| f[11] = 99, DROP, Counter::WrongSourceMac),
-        (
-            "unknown queue pair",
-            |f| {
-                f[49] = 0xee;
-                resign(f)
-            },
-            PASS,
-            Counter::NoFlow,
-        ),
-        (
-            "another destination",
-            |f| {
-                f[33] = 77;
-                resign(f)
-            },
-            PASS,
-            Counter::NoFlow,
-        ),
-        (
-            "an ACK",
-            |f| {
-                f[42] = 0x11;
-                resign(f)
-            },
-            PASS,
-            Counter::NotData,
-        ),
-        (
-            "a READ request",
-            |f| {
-                f[42] = 0x0c;
-                resign(f)
-            },
-            PASS,
-            Counter::NotData,
-        ),
-        (
-            "a CNP",
-            |f| {
-                f[42] = 0x81;
-                resign(f)
-            },
-            PASS,
-            Counter::NotData,
-        ),
-        (
-            "a reserved opcode",
-            |f| {
-                f[42] = 0x1e;
-                resign(f)
-            },
-            PASS,
-            Counter::ReservedOpcode,
-        ),
-        (
-            "an unreliable datagram",
-            |f| {
-                f[42] = 0x64;
-                resign(f)
-            },
-            PASS,
-            Counter::ReservedOpcode,
-        ),
-        (
-            "a pad count",
-            |f| {
-                f[43] |= 0x10;
-                resign(f)
-            },
-            DROP,
-            Counter::BadPad,
-        ),
-        (
-            "a transport version",
-            |f| {
-                f[43] |= 1;
-                resign(f)
-            },
-            DROP,
-            Counter::BadVersion,
-        ),
-        (
-            "a partition",
-            |f| {
-                f[44] = 0x12;
-                resign(f)
-            },
-            DROP,
-            Counter::BadPkey,
-        ),
-        (
-            "UDP length too large",
-            |f| {
-                f[39] = f[39].wrapping_add(8);
-                resign(f)
-            },
-            DROP,
-            Counter::BadUdpLength,
-        ),
-        (
-            "UDP length zero",
-            |f| {
-                f[38..40].fill(0);
-                resign(f)
-            },
-            DROP,
-            Counter::BadUdpLength,
-        ),
-        (
-            "UDP length below BTH",
-            |f| {
-                f[38] = 0;
-                f[39] = 19;
-                resign(f)
-            },
-            DROP,
-            Counter::BadUdpLength,
-        ),
-        (
-            "IP length too small",
-            |f| {
-                f[17] = f[17].wrapping_sub(4);
-                checksum(f);
-                resign(f)
-            },
-            DROP,
-            Counter::BadUdpLength,
-        ),
-        (
-            "IP length zero",
-            |f| {
-                f[16..18].fill(0);
-                checksum(f);
-                resign(f)
-            },
-            DROP,
-            Counter::BadUdpLength,
-        ),
+        ("unknown queue pair", |f| set(f, 49, &[0xee]), PASS, Counter::NoFlow),
+        ("another destination", |f| set(f, 33, &[77]), PASS, Counter::NoFlow),
+        ("an ACK", |f| set(f, 42, &[0x11]), PASS, Counter::NotData),
+        ("a READ request", |f| set(f, 42, &[0x0c]), PASS, Counter::NotData),
+        ("a CNP", |f| set(f, 42, &[0x81]), PASS, Counter::NotData),
+        ("a reserved opcode", |f| set(f, 42, &[0x1e]), PASS, Counter::ReservedOpcode),
+        ("an unreliable datagram", |f| set(f, 42, &[0x64]), PASS, Counter::ReservedOpcode),
+        ("a pad count", |f| set(f, 43, &[0x10]), DROP, Counter::BadPad),
+        ("a transport version", |f| set(f, 43, &[1]), DROP, Counter::BadVersion),
+        ("a partition", |f| set(f, 44, &[0x12]), DROP, Counter::BadPkey),
+        ("UDP length too large", |f| set(f, 39, &[0x20]), DROP, Counter::BadUdpLength),
+        ("UDP length zero", |f| set(f, 38, &[0, 0]), DROP, Counter::BadUdpLength),
+        ("UDP length below BTH", |f| set(f, 38, &[0, 19]), DROP, Counter::BadUdpLength),
+        ("IP length too small", |f| set(f, 17, &[0x28]), DROP, Counter::BadUdpLength),
+        ("IP length zero", |f| set(f, 16, &[0, 0]), DROP, Counter::BadUdpLength),
         ("cut off", |f| f.truncate(200), DROP, Counter::Truncated),
         ("cut off in the BTH", |f| f.truncate(50), PASS, Counter::TruncatedHeaders),
         ("cut off in the UDP header", |f| f.truncate(38), PASS, Counter::NotRoce),
-        (
-            "a first fragment",
-            |f| {
-                f[20] = 0x20;
-                checksum(f);
-                resign(f)
-            },
-            DROP,
-            Counter::IpFragment,
-        ),
-        (
-            "a later fragment",
-            |f| {
-                f[21] = 9;
-                checksum(f)
-            },
-            PASS,
-            Counter::NotRoce,
-        ),
+        ("a first fragment", |f| set(f, 20, &[0x20]), DROP, Counter::IpFragment),
+        ("a later fragment", |f| set(f, 21, &[9]), PASS, Counter::NotRoce),
         ("IP header too short", |f| f[14] = 0x44, PASS, Counter::NotRoce),
         ("IP version", |f| f[14] = 0x55, PASS, Counter::NotRoce),
         ("another UDP port", |f| f[36] = 0, PASS, Counter::NotRoce),
         ("TCP", |f| f[23] = 6, PASS, Counter::NotRoce),
-        (
-            "ARP",
-            |f| {
-                f[12] = 8;
-                f[13] = 6
-            },
-            PASS,
-            Counter::NotRoce,
-        ),
+        ("ARP", |f| f[12..14].copy_from_slice(&[8, 6]), PASS, Counter::NotRoce),
         (
             "IP options",
             |f| {
@@ -608,10 +464,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
             "a payload of 254 bytes",
             |f| {
                 f.drain(58..60);
-                f[16..18].copy_from_slice(&(20 + 8 + 12 + 254 + 4u16).to_be_bytes());
-                f[38..40].copy_from_slice(&(8 + 12 + 254 + 4u16).to_be_bytes());
-                checksum(f);
-                resign(f);
+                set_lengths(f, 254);
             },
             DROP,
             Counter::BadPayloadLength,
@@ -621,10 +474,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
             |f| {
                 f[42] = Opcode::SEND_MIDDLE.0; // An empty message stops the ring.
                 f.drain(54..54 + 256);
-                f[16..18].copy_from_slice(&44u16.to_be_bytes());
-                f[38..40].copy_from_slice(&24u16.to_be_bytes());
-                checksum(f);
-                resign(f);
+                set_lengths(f, 0);
             },
             DROP,
             Counter::BadPayloadLength,
@@ -633,10 +483,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
             "a payload beyond the path MTU",
             |f| {
                 f.splice(54..54, [0; 4]);
-                f[16..18].copy_from_slice(&(44 + 260u16).to_be_bytes());
-                f[38..40].copy_from_slice(&(24 + 260u16).to_be_bytes());
-                checksum(f);
-                resign(f);
+                set_lengths(f, 260);
             },
             DROP,
             Counter::Oversized,
@@ -645,10 +492,7 @@ fn bad_input_is_counted_by_reason_and_never_added() {
             "another length than the first",
             |f| {
                 f.drain(54..58);
-                f[16..18].copy_from_slice(&(44 + 252u16).to_be_bytes());
-                f[38..40].copy_from_slice(&(24 + 252u16).to_be_bytes());
-                checksum(f);
-                resign(f);
+                set_lengths(f, 252);
             },
             DROP,
             Counter::LengthMismatch,
