@@ -155,10 +155,6 @@ fn packed(state: &str) -> Result<Vec<u8>> {
 }
 
 fn unpacked(value: Vec<u8>) -> Result<String> {
-    // Earlier releases wrote it uncompressed.
-    if value.starts_with(b"{") {
-        return Ok(String::from_utf8(value)?);
-    }
     let mut state = String::new();
     GzDecoder::new(&*value).read_to_string(&mut state)?;
     Ok(state)
@@ -402,7 +398,6 @@ mod tests {
         let small = packed(&state).unwrap();
         assert!(small.len() < state.len() / 3, "{} of {}", small.len(), state.len());
         assert_eq!(unpacked(small).unwrap(), state);
-        assert_eq!(unpacked(state.clone().into_bytes()).unwrap(), state);
         assert!(unpacked(b"nonsense".to_vec()).is_err());
     }
 }

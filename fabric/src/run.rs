@@ -174,8 +174,5 @@ mod tests {
         assert!(first > 1_700_000_000_000, "{first}");
         assert_eq!(next_election(first + 1_000_000), first + 1_000_001);
         assert!(next_election(u64::MAX) == u64::MAX, "a box has lied");
-        // The file of a release without elections.
-        let old: Saved = toml::from_str("ports = []\njobs = []").unwrap();
-        assert_eq!(old.election, 0);
     }
 }

@@ -185,7 +185,8 @@ mod tests {
     fn spec(name: &str, window: u32) -> JobSpec {
         serde_json::from_value(serde_json::json!({
             "name": name, "ranks": 2, "mtu": 1024, "message_size": 16384, "window": window, "rings": 1,
-            "verify_icrc": true, "in_band": false, "token": "secret"
+            "verify_icrc": true, "in_band": false, "token": "secret", "tenant": "default",
+            "members": { "groups": [], "order": [] }, "host_ring_fallback": false, "is_group": false
         }))
         .unwrap()
     }

@@ -26,13 +26,11 @@ pub struct JobSpec {
     /// Ranks, 2 to 64; of an elastic job, as many as have joined last.
     pub ranks: u32,
     /// Fewest and most ranks, if any number between them may join.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<RangeInclusive<u32>>,
     /// Path MTU in bytes, for any ranks.
     pub mtu: u32,
     /// The largest path MTU that its memory suffices for, if joining ranks may have a larger one;
     /// `None`: `mtu` was given.
-    #[serde(default)]
     pub largest_mtu: Option<u32>,
     /// Bytes of a message.
     pub message_size: u32,
@@ -44,23 +42,18 @@ pub struct JobSpec {
     pub verify_icrc: bool,
     /// Results are released in order, or each when it is complete. `None`: as the joining ranks
     /// require.
-    #[serde(default)]
     pub in_order: Option<bool>,
     /// Ranks are recognised by the first packets of their connections.
     pub in_band: bool,
     /// The secret that workers must know.
     pub token: Token,
     /// The tenant that owns the job.
-    #[serde(default = "default_tenant")]
     pub tenant: String,
     /// The contributors to this box, if boxes are in levels.
-    #[serde(default)]
     pub members: Members,
     /// Its ranks may begin even if no boxes can sum for them.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_ring_fallback: bool,
     /// Its ranks have opened it as a group of another job.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_group: bool,
 }
 
@@ -76,10 +69,6 @@ pub fn is_name(text: &str) -> bool {
 /// Whether a text is a valid name for a job or, after its job's name and a slash, for a group.
 fn is_name_of_job_or_group(text: &str) -> bool {
     text.split_once('/').map_or(is_name(text), |(job, group)| is_name(job) && is_name(group))
-}
-
-fn default_tenant() -> String {
-    netsum_common::defaults::TENANT.to_owned()
 }
 
 impl JobSpec {

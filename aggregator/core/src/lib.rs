@@ -137,7 +137,6 @@ pub struct PortInfo {
     /// MTU in bytes.
     pub mtu: u32,
     /// The MAC address of packets that this machine routes; `None` if it does not route there.
-    #[serde(default)]
     pub router: Option<[u8; 6]>,
 }
 

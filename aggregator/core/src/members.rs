@@ -48,7 +48,6 @@ pub struct Members {
     pub uplink: Option<Uplinks>,
     /// The ranks in the order of their connections; empty if that is the order of their numbers.
     /// Ranges of ranks in other fields are then ranges of places in this list.
-    #[serde(default)]
     pub order: Vec<u32>,
 }
 

@@ -39,18 +39,14 @@ pub struct RankAddress {
     pub bypass: Connection,
     /// Its packets have IPv4 identifications that count up, as those of a kernel or an adapter do.
     /// The other ranks are told.
-    #[serde(default)]
     pub any_ip_id: bool,
     /// Its endpoint retransmits selectively, and accepts results in any order. The other ranks are
     /// told.
-    #[serde(default)]
     pub selective: bool,
     /// It takes any path MTU up to this; 0: only the job's.
-    #[serde(default)]
     pub largest_mtu: u32,
     /// The UDP ports that it sends from to the next and to the previous rank; 0 if they are not
     /// known. The other ranks are told.
-    #[serde(default)]
     pub ports: [u32; 2],
 }
 

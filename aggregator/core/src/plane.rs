@@ -40,7 +40,6 @@ pub struct FlowSpec {
     pub src_mac: Option<[u8; 6]>,
     /// The mark that its packets carry if they come from another box, above or below
     /// ([`netsum_common::wire::has_group_mark`]); otherwise 0.
-    #[serde(default)]
     pub group_mark: u8,
 }
 

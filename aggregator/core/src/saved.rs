@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use netsum_common::abi::{FlowKey, RingConfig, RingNumber, ring_flags};
+use netsum_common::abi::{FlowKey, RingNumber, ring_flags};
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobSpec, State};
@@ -22,23 +22,17 @@ pub struct Saved {
     /// Jobs, by name.
     pub jobs: Vec<SavedJob>,
     /// Boxes of a fabric that get no new rings, with reasons.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drained: BTreeMap<String, String>,
     /// Links between boxes that a manager has discovered, by their ends.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<[String; 2]>,
     /// Ends of discovered links that administrators have accepted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<String>,
     /// Links between boxes whose measured rate differs from the nominal one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
     /// A manager's election; on a box, the highest election of a manager that has called.
-    #[serde(default)]
     pub election: u64,
     /// Aggregation rate of one of a box's CPUs in bytes per second, measured before there were
     /// jobs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aggregation_rate: Option<u64>,
 }
 
@@ -64,24 +58,16 @@ pub struct SavedJob {
     last_epoch: u32,
     epoch: Option<SavedEpoch>,
     /// Destinations of flows that it had.
-    #[serde(default)]
     ended: Vec<(IpAddr, u32)>,
 }
 
-/// A ring. Everything but its number, path MTU, CPU and order follows from the job.
+/// A ring. Everything else follows from the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedRing {
     id: RingNumber,
-    ranks: u32,
-    slots: u32,
-    /// Credit in fragments; the file keeps an older name.
-    #[serde(rename = "window")]
-    credit: u32,
     mtu: u32,
     cpu: u32,
-    verify_icrc: bool,
     in_order: bool,
-    in_band: bool,
 }
 
 /// Ranks of an active epoch.
@@ -90,24 +76,15 @@ struct SavedEpoch {
     number: u32,
     ranks: Vec<RankAddress>,
     left: Vec<bool>,
-    #[serde(default)]
     ring: Vec<Rank>,
-    #[serde(default)]
     reconnect: bool,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     on_host_ring: bool,
 }
 
-impl SavedRing {
-    fn new(spec: &JobSpec, ring: &RingSpec) -> Self {
-        let RingSpec {
-            id,
-            cpu,
-            config: RingConfig { flags, members: ranks, slots, credit, mtu, .. },
-        } = *ring;
-        let JobSpec { verify_icrc, in_band, .. } = *spec;
-        let in_order = flags & ring_flags::RELAXED == 0;
-        Self { id, ranks, slots, credit, mtu, cpu, verify_icrc, in_order, in_band }
+impl From<&RingSpec> for SavedRing {
+    fn from(&RingSpec { id, cpu, config }: &RingSpec) -> Self {
+        let in_order = config.flags & ring_flags::RELAXED == 0;
+        Self { id, mtu: config.mtu, cpu, in_order }
     }
 }
 
@@ -133,7 +110,7 @@ impl Controller {
         let job = |job: &Job| SavedJob {
             spec: job.spec.clone(),
             slots: job.slots,
-            rings: job.rings.iter().map(|ring| SavedRing::new(&job.spec, ring)).collect(),
+            rings: job.rings.iter().map(SavedRing::from).collect(),
             flows: job.flows.clone(),
             state: job.state.clone(),
             last_epoch: job.last_epoch,
