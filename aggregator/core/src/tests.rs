@@ -86,6 +86,14 @@ fn join(job: &str, rank: u32, epoch: u32, waiter: u64, now: Instant) -> Join {
     }
 }
 
+/// A controller with an active job `a`, whose ranks have joined now.
+fn joined(ranks: u32) -> (Controller, Instant) {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("a", ranks)).unwrap();
+    (0..ranks).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
+    (c, now)
+}
+
 fn replies(actions: &[Action]) -> Vec<(u64, bool)> {
     let reply = |a: &Action| match a {
         Action::Reply { waiter, result } => Some((*waiter, result.is_ok())),
@@ -196,11 +204,7 @@ fn ranks_are_answered_when_all_have_joined() {
 
 #[test]
 fn a_path_test_is_not_done_by_a_report_of_before_a_restart() {
-    let (mut c, now) = (controller(), Instant::now());
-    c.create_job(spec("a", 2)).unwrap();
-    for rank in 0..2 {
-        c.join(join("a", rank, 0, 1 + u64::from(rank), now), now).unwrap();
-    }
+    let (mut c, _) = joined(2);
     let test = c.request_path_test("a").unwrap();
     let acknowledged = |c: &Controller| c.job("a").unwrap().epoch.as_ref().unwrap().acknowledged[0];
     c.path_test_acknowledged("a", Rank(0), 1, test + 4);
@@ -211,11 +215,7 @@ fn a_path_test_is_not_done_by_a_report_of_before_a_restart() {
 
 #[test]
 fn a_rank_is_on_a_wrong_card_only_by_packets_that_foreign_hosts_cannot_send() {
-    let (mut c, now) = (controller(), Instant::now());
-    c.create_job(spec("a", 2)).unwrap();
-    for rank in 0..2 {
-        c.join(join("a", rank, 0, 1 + u64::from(rank), now), now).unwrap();
-    }
+    let (c, _) = joined(2);
     let job = c.job("a").unwrap();
     let [src, dst] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
     let is_fatal = |to, at_home| {
@@ -350,10 +350,8 @@ fn a_join_timeout_names_the_missing_ranks() {
 
 #[test]
 fn a_rank_that_disconnects_and_stays_away_has_ended() {
-    let (mut c, now) = (controller(), Instant::now());
+    let (mut c, now) = joined(3);
     let at = |ms| now + Duration::from_millis(ms);
-    c.create_job(spec("a", 3)).unwrap();
-    (0..3).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
     let ended = |c: &Controller, ms| -> Vec<u32> {
         let epoch = c.job("a").unwrap().epoch.as_ref().unwrap();
         epoch.ended(at(ms), Duration::from_millis(1500)).map(|rank| rank.0).collect()
@@ -378,10 +376,8 @@ fn a_rank_that_disconnects_and_stays_away_has_ended() {
 
 #[test]
 fn a_job_ends_when_all_remaining_ranks_are_silent() {
-    let (mut c, now) = (controller(), Instant::now());
+    let (mut c, now) = joined(3);
     let at = |ms| now + Duration::from_millis(ms);
-    c.create_job(spec("a", 3)).unwrap();
-    (0..3).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
     // Ranks 1 and 2 are stopped between two operations, and continue.
     for ms in [900, 1800, 2700] {
         c.heartbeat("a", "t", Rank(0), 1, false, at(ms)).unwrap();
@@ -403,10 +399,8 @@ fn a_job_ends_when_all_remaining_ranks_are_silent() {
 
 #[test]
 fn ranks_that_failed_to_reconnect_may_resume_heartbeats() {
-    let (mut c, now) = (controller(), Instant::now());
+    let (mut c, now) = joined(2);
     let at = |ms| now + Duration::from_millis(ms);
-    c.create_job(spec("a", 2)).unwrap();
-    (0..2).for_each(|rank| drop(c.join(join("a", rank, 0, rank.into(), now), now).unwrap()));
     // Rank 1 is stopped before it has left.
     c.leave("a", "t", Rank(0), 1).unwrap();
     for ms in [900, 1800, 2700] {
@@ -452,10 +446,7 @@ fn ranks_whose_ports_are_isolated_from_each_other_are_refused() {
 
 #[test]
 fn heartbeats_missed_while_the_daemon_was_busy_do_not_count() {
-    let (mut c, now) = (controller(), Instant::now());
-    c.create_job(spec("a", 2)).unwrap();
-    c.join(join("a", 0, 0, 1, now), now).unwrap();
-    c.join(join("a", 1, 0, 2, now), now).unwrap();
+    let (mut c, now) = joined(2);
     // Creating the rings of another job took three seconds.
     c.extend_heartbeats(Duration::from_secs(3), |_| true);
     assert_eq!(c.tick(now + Duration::from_millis(3900)), []);
@@ -757,10 +748,7 @@ fn impossible_connections_are_refused_when_the_last_rank_joins() {
 
 #[test]
 fn a_job_that_all_have_left_waits_for_others() {
-    let (mut c, now) = (controller(), Instant::now());
-    c.create_job(spec("a", 2)).unwrap();
-    c.join(join("a", 0, 0, 1, now), now).unwrap();
-    c.join(join("a", 1, 0, 2, now), now).unwrap();
+    let (mut c, now) = joined(2);
     assert_eq!(c.leave("a", "t", Rank(0), 1).unwrap(), []);
     assert_eq!(c.tick(now + Duration::from_millis(500)), []);
     assert!(!c.leave("a", "t", Rank(1), 1).unwrap().is_empty());
