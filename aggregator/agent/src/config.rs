@@ -107,28 +107,19 @@ pub enum ConfigError {
     },
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct File {
     bridge: Option<String>,
     ports: Option<Vec<String>>,
-    #[serde(default)]
     pool: Pool,
-    #[serde(default)]
     cpus: Vec<u32>,
-    #[serde(default)]
     spread: Vec<String>,
-    #[serde(default)]
     listen: Listen,
-    #[serde(default)]
     heartbeat: Heartbeat,
-    #[serde(default)]
     watch: Watch,
-    #[serde(default)]
     restart: Restart,
-    #[serde(default)]
     metrics: Metrics,
-    #[serde(default)]
     tenants: BTreeMap<String, Tenant>,
 }
 
@@ -141,16 +132,10 @@ struct Tenant {
     memory: Option<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
 struct Pool {
-    memory: String,
-}
-
-impl Default for Pool {
-    fn default() -> Self {
-        Self { memory: "256MiB".into() }
-    }
+    memory: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -193,16 +178,10 @@ impl Default for Heartbeat {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Watch {
-    stall_ms: u64,
-}
-
-impl Default for Watch {
-    fn default() -> Self {
-        Self { stall_ms: 5_000 }
-    }
+    stall_ms: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -223,16 +202,10 @@ impl Default for Restart {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
 struct Metrics {
-    listen: String,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        Self { listen: "none".into() }
-    }
+    listen: Option<String>,
 }
 
 impl Config {
@@ -272,11 +245,10 @@ impl Config {
             let expected = format!("the box's uplinks, each once, and at most {MAX_UPLINKS}");
             return refuse("spread", &file.spread, &expected);
         }
-        let memory = match file.pool.memory.parse::<Size>() {
+        let memory = file.pool.memory.as_deref().unwrap_or("256MiB");
+        let memory = match memory.parse::<Size>() {
             Ok(size) if size.0 > 0 => size.0,
-            _ => {
-                return refuse("pool.memory", &file.pool.memory, "must be a size like \"256MiB\"");
-            }
+            _ => return refuse("pool.memory", &memory, "must be a size like \"256MiB\""),
         };
         let workers = match file.listen.workers.as_str() {
             "none" => None,
@@ -329,19 +301,19 @@ impl Config {
             let expected = "a file of its own like \"/var/lib/netsum/jobs.json\", or \"none\"";
             return refuse("restart.jobs", path, expected);
         }
-        let metrics = match file.metrics.listen.as_str() {
-            "none" => None,
-            address => match address.parse::<SocketAddr>() {
+        let metrics = match file.metrics.listen.as_deref() {
+            None | Some("none") => None,
+            Some(address) => match address.parse::<SocketAddr>() {
                 Ok(address) if address.ip().is_loopback() => Some(address),
                 _ => {
                     let expected =
                         "a loopback address and port like \"127.0.0.1:4792\", or \"none\"";
-                    return refuse("metrics.listen", &file.metrics.listen, expected);
+                    return refuse("metrics.listen", &address, expected);
                 }
             },
         };
         let tenants = file.tenants.into_iter().map(tenant).collect::<Result<_, _>>()?;
-        let Watch { stall_ms } = file.watch;
+        let stall_ms = file.watch.stall_ms.unwrap_or(5_000);
         if stall_ms == 0 {
             return refuse("watch.stall-ms", &stall_ms, "at least 1");
         }
