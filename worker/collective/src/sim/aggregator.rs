@@ -97,6 +97,7 @@ pub(super) enum BoxPacket {
 
 /// How a defective box corrupts one sum, with a right ICRC.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests of sealed jobs forge and replay"))]
 pub(super) enum Corruption {
     /// One bit changes.
     Flip,
