@@ -244,22 +244,6 @@ impl Communicator {
         self.reduce_async(data, Op::Sum, None)
     }
 
-    /// One [`all_reduce_async`](Self::all_reduce_async) of several tensors, as
-    /// [`all_reduce_many`](Self::all_reduce_many). [`Error::NonFinite`] counts their elements as
-    /// those of one slice.
-    ///
-    /// # Errors
-    /// As [`all_reduce_async`](Self::all_reduce_async).
-    pub fn all_reduce_many_async<T: Element, B>(
-        &mut self,
-        tensors: Vec<B>,
-    ) -> Result<Pending<Vec<B>>, Error>
-    where
-        B: DerefMut<Target = [T]> + Send + 'static,
-    {
-        self.reduce_many_async(tensors, Op::Sum)
-    }
-
     /// Makes calls that start an operation wait for it for at most `patience`, as
     /// [`Pending::wait_for`] does: for applications that wait for each operation at once. An
     /// operation that completes within this time does not wake another thread. Zero by default.
