@@ -10,8 +10,6 @@ use core::fmt;
 pub const JOB_HEADER_LEN: usize = 48;
 /// Offset of the token.
 pub const JOB_TOKEN_AT: usize = 8;
-/// Offset of the number of packets before this message.
-pub const JOB_INDEX_AT: usize = 44;
 /// Lane 0: `nsum`.
 pub const JOB_MAGIC: u32 = u32::from_le_bytes(*b"nsum");
 /// The version that this is.
@@ -184,7 +182,7 @@ mod tests {
         assert_eq!(h.encode().as_slice(), expected);
         assert_eq!(JobHeader::decode(&h.encode()), Some(h));
         assert_eq!(h.encode()[JOB_TOKEN_AT..][..16], token.0);
-        assert_eq!(h.encode()[JOB_INDEX_AT..], 0x12_1110u32.to_le_bytes());
+        assert_eq!(h.encode()[44..], 0x12_1110u32.to_le_bytes());
     }
 
     #[test]

@@ -86,12 +86,6 @@ impl Opcode {
         matches!(self.0, 0x00..=0x14 | 0x16 | 0x17) || self.0 == Self::CNP.0
     }
 
-    /// RC data that is an RDMA WRITE.
-    #[inline(always)]
-    pub const fn is_write(self) -> bool {
-        self.0 >= 0x06 && self.0 <= 0x0b
-    }
-
     /// A RETH follows the BTH.
     #[inline(always)]
     pub const fn has_reth(self) -> bool {
@@ -390,7 +384,6 @@ mod tests {
             assert_eq!(op.is_first(), first);
             assert_eq!(op.is_last(), last);
             assert_eq!(op.has_immediate(), imm);
-            assert_eq!(op.is_write(), write);
             assert_eq!(op.has_reth(), write && first);
             assert!(op.is_rc_data() && op.is_known());
         }
