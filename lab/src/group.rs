@@ -41,10 +41,8 @@ pub struct RankSpec {
     /// Retry settings of an RDMA adapter.
     pub retry: (u8, u8),
     /// Use AF_XDP; otherwise the rank uses what is available.
-    #[serde(default)]
     pub xdp: bool,
     /// `auto`, `on` or `off`; empty for the default.
-    #[serde(default)]
     pub hierarchy: String,
     /// `secret` of the settings; empty for none.
     pub secret: String,
@@ -174,15 +172,12 @@ pub struct Outcome {
     /// Packets that had met congestion, since the start.
     pub marked: u64,
     /// How often all ranks have reconnected, since the start.
-    #[serde(default)]
     pub reconnects: u64,
     /// Connections that an adapter gave up and that were restarted, since the start.
     pub restarts: u64,
     /// Whether the ranks of each host added their data first.
-    #[serde(default)]
     pub hierarchical: bool,
     /// Bytes of packets that the rank has sent, since the start.
-    #[serde(default)]
     pub bytes_sent: u64,
     /// The rank's transport.
     pub transport: String,
