@@ -145,6 +145,9 @@ class Backend(unittest.TestCase):
 
     def test_groups_in_clear_are_errors_where_sums_are_sealed(self):
         torchrun("sealed_groups", NETSUM_SECRET="a secret of the ranks")
+        with tempfile.NamedTemporaryFile("w") as file:
+            print("a secret of the ranks", file=file, flush=True)
+            torchrun("sealed_groups", NETSUM_SECRET_FILE=file.name)
 
     def test_callbacks_may_wait_for_operations(self):
         torchrun("nested")

@@ -75,7 +75,8 @@ static void join(struct group *group, MPI_Comm comm) {
     PMPI_Comm_size(comm, &ranks);
     if (is_inter || ranks < 2) return;
     PMPI_Comm_rank(comm, &rank);
-    bool has_peers = variable("NETSUM_PEERS"), is_sealed = variable("NETSUM_SECRET");
+    bool has_peers = variable("NETSUM_PEERS");
+    bool is_sealed = variable("NETSUM_SECRET") || variable("NETSUM_SECRET_FILE");
     const char *reason = NULL;
     if (!has_peers && !variable("NETSUM_JOB")) reason = "NETSUM_JOB and NETSUM_PEERS are not set";
     if (joined && has_peers) reason = "groups need a box, and NETSUM_PEERS is set";

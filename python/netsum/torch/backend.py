@@ -485,11 +485,16 @@ _COLLECTIVES = (
 )
 
 
+def _secret() -> "str | None":
+    """The variable that has sums sealed."""
+    return next(filter(os.environ.get, ("NETSUM_SECRET", "NETSUM_SECRET_FILE")), None)
+
+
 def _leave_to_gloo(what: str, why: str = "") -> None:
     """Leaves a group's sums to Gloo, but not if they are to be sealed."""
-    if os.environ.get("NETSUM_SECRET"):
+    if secret := _secret():
         why = why or "there is no box"
-        raise ConfigError(f"{what}: Gloo would sum in clear, but NETSUM_SECRET is set: {why}")
+        raise ConfigError(f"{what}: Gloo would sum in clear, but {secret} is set: {why}")
     _warn(what, why)
 
 
@@ -498,7 +503,7 @@ def _warn(what: str, why: str = "") -> None:
     if what not in ProcessGroup.warned:
         ProcessGroup.warned.add(what)
         text = f"{what}: Gloo does it, as the network cannot" + (f": {why}" if why else "")
-        text += "; it is not sealed" if os.environ.get("NETSUM_SECRET") else ""
+        text += "; it is not sealed" if _secret() else ""
         warnings.warn(text, DelegatedWarning, stacklevel=1)
 
 

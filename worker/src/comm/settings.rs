@@ -2,7 +2,9 @@
 //! from callers in other languages.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::fs::PermissionsExt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use netsum_common::size::Size;
 
 /// Names; each is `NETSUM_` and the name in capitals in the environment. Launchers set the first
 /// three.
-const SETTINGS: [&str; 24] = [
+const SETTINGS: [&str; 25] = [
     "rank",
     "ranks",
     "local_rank",
@@ -37,6 +39,7 @@ const SETTINGS: [&str; 24] = [
     "wire",
     "hierarchy",
     "secret",
+    "secret_file",
     "ib_timeout",
     "ib_retry_cnt",
     "timeout",
@@ -79,6 +82,7 @@ const WELL_KNOWN: &str = "netsum";
 /// | `wire` | `32bit` or `16bit`: bits of a float in sums of over 4,096; default: its own |
 /// | `hierarchy` | `auto`, `on` or `off`: see [`Hierarchy`] |
 /// | `secret` | at least 16 random characters, the same at all ranks: seals all sums |
+/// | `secret_file` | a file with that, which only its user and group can open |
 /// | `ib_timeout`, `ib_retry_cnt` | as [`AdapterRetry`] |
 /// | `timeout`, `connect_timeout` | seconds |
 /// | `tls_ca`, `tls_cert`, `tls_key` | PEM files, as [`Tls`] |
@@ -145,9 +149,7 @@ impl Settings {
             Some(text) => Some(text.parse::<Width>().map_err(|e| wrong("wire", text, &e))?),
             None => None,
         };
-        // The text is not repeated in the error.
-        let secret = self.get("secret").map(Secret::new).transpose();
-        let secret = secret.map_err(|e| Error::Config(format!("NETSUM_SECRET {e}")))?;
+        let secret = self.secret()?;
         let retry = AdapterRetry {
             timeout: self.number("ib_timeout", usual.retry.timeout)?,
             count: self.number("ib_retry_cnt", usual.retry.count)?,
@@ -160,6 +162,24 @@ impl Settings {
         let group = self.get("group").map(str::to_owned);
         let usual = CommConfig { transport, retry, group, tls, timeout, connect_timeout, ..usual };
         Ok(CommConfig { wire, hierarchy, secret, ..usual })
+    }
+
+    fn secret(&self) -> Result<Option<Secret>, Error> {
+        // No error repeats the text.
+        let made = |name: &str, text: &str| {
+            Secret::new(text).map(Some).map_err(|e| Error::Config(format!("{name} {e}")))
+        };
+        match (self.get("secret"), self.get("secret_file")) {
+            (None, None) => Ok(None),
+            (Some(text), None) => made("NETSUM_SECRET", text),
+            (None, Some(path)) => {
+                let text = of_file(path).map_err(|e| wrong("secret_file", path, &e))?;
+                made(&format!("NETSUM_SECRET_FILE {path:?}: its text"), &text)
+            }
+            (Some(_), Some(_)) => Err(Error::Config(
+                "NETSUM_SECRET and NETSUM_SECRET_FILE are both set: unset one".to_owned(),
+            )),
+        }
     }
 
     fn bootstrap(&self) -> Result<Bootstrap, Error> {
@@ -280,6 +300,23 @@ fn wrong(name: &str, text: &str, right: &str) -> Error {
     Error::Config(format!("NETSUM_{} {text:?}: {right}", name.to_uppercase()))
 }
 
+/// A secret's text, without newlines at its end, as the shell's `$(cat FILE)`.
+fn of_file(path: &str) -> Result<String, String> {
+    let open = || -> std::io::Result<_> {
+        let file = File::open(path)?;
+        Ok((file.metadata()?.permissions().mode(), file))
+    };
+    let (mode, file) = open().map_err(|e| e.to_string())?;
+    // Groups may: Kubernetes gives files to one.
+    if mode & 0o006 != 0 {
+        return Err("every user of this machine can open it, and whoever has the secret can read \
+                    and forge sums: `chmod 600` it, and put a new secret into it"
+            .to_owned());
+    }
+    let text = std::io::read_to_string(file).map_err(|e| e.to_string())?;
+    Ok(text.trim_end_matches('\n').to_owned())
+}
+
 fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, Error> {
     let parsed: Result<_, std::net::AddrParseError> =
         text.split(',').map(|ip| ip.trim().parse()).collect();
@@ -288,6 +325,8 @@ fn addresses(name: &str, text: &str) -> Result<Vec<IpAddr>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+
     use super::*;
 
     fn settings(variables: &[(&str, &str)]) -> Settings {
@@ -381,5 +420,42 @@ mod tests {
         );
         settings.set("token", "secret").unwrap();
         assert!(!format!("{settings:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_secret_may_be_in_a_file_that_other_users_cannot_open() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let config = |secret: &str, path: &str| {
+            let peers = ("NETSUM_PEERS", "10.0.0.1,10.0.0.2,10.0.0.3");
+            let both = [peers, ("NETSUM_SECRET", secret), ("NETSUM_SECRET_FILE", path)];
+            settings(&[&TORCHRUN[..], &both].concat()).config()
+        };
+        let (text, own, group) = ("sixteen or more!", 0o600, 0o440);
+        let wanted = Some(Secret::new(text).unwrap());
+        for (mode, end) in [(own, ""), (own, "\n"), (group, "\n\n")] {
+            std::fs::write(path, format!("{text}{end}")).unwrap();
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(config("", path).unwrap().secret, wanted, "{mode:o} {end:?}");
+        }
+        assert_eq!(config(text, "").unwrap().secret, wanted);
+
+        let says = |secret: &str, path: &str, words: &str| {
+            let error = config(secret, path).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains(text), "{error}");
+        };
+        says(text, path, "NETSUM_SECRET and NETSUM_SECRET_FILE are both set");
+        for open in [0o604, 0o602, 0o666] {
+            std::fs::set_permissions(path, Permissions::from_mode(open)).unwrap();
+            says("", path, "every user of this machine can open it");
+        }
+        std::fs::set_permissions(path, Permissions::from_mode(own)).unwrap();
+        says("", &format!("{path}.none"), "No such file");
+        for bad in ["", "\n", "fifteen letters\n"] {
+            std::fs::write(path, bad).unwrap();
+            says("", path, "its text must have at least 16 characters");
+        }
+        std::fs::write(path, [0xff; 32]).unwrap();
+        says("", path, "valid UTF-8");
     }
 }
