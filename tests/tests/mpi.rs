@@ -151,6 +151,34 @@ fn python_sums_by_the_box_and_mpi_alone_sums_without_a_job() {
     assert_eq!(taken(&ended.stderr, "Allreduce"), None, "{}", ended.stderr);
 }
 
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn no_sum_is_in_clear_beside_a_secret() {
+    const SECRET: &str = "a secret that box and network do not have";
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    for mpi in Mpi::ALL {
+        let program = compile(mpi, &cluster, "calls");
+        let job = JobSpec::new(&format!("sealed-{}", mpi.name()), 3);
+        let mut ranks = Ranks::with_job(&cluster, mpi, &[1, 1, 1], &job);
+        ranks.set("NETSUM_SECRET", SECRET);
+        ranks.set("NETSUM_MPI_MIN_BYTES", "0");
+        let ended = ranks.succeed(&program, &["plain"]);
+        assert!(taken(&ended.stderr, "Allreduce") > Some(0), "{}", ended.stderr);
+
+        let mut ranks = Ranks::without_job(&cluster, mpi, &[1, 1, 1]);
+        ranks.set("NETSUM_SECRET", SECRET);
+        let ended = ranks.run(&[], &program, &["plain"]);
+        assert!(!ended.status.success(), "{}\n{}", ended.stdout, ended.stderr);
+        for line in [
+            "rank 0: NETSUM_JOB and NETSUM_PEERS are not set",
+            "rank 0: its secret asks for sealed sums",
+        ] {
+            assert!(ended.stderr.contains(line), "{}\n{}", ended.stdout, ended.stderr);
+        }
+        assert!(!ended.stdout.contains("Barrier"), "{}\n{}", ended.stdout, ended.stderr);
+    }
+}
+
 /// Prints the times from which `LEAST` in worker/mpi/collectives.c was chosen.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]

@@ -51,8 +51,9 @@ static bool is_one_host(MPI_Comm comm, int ranks) {
     return here == ranks;
 }
 
-// Returns whether no rank has a reason against netsum; otherwise rank 0 prints the first one.
-static bool agree(MPI_Comm comm, int rank, int ranks, const char *reason) {
+// Returns whether no rank has a reason against netsum; otherwise rank 0 prints the first one. Ranks
+// that must seal their sums end all then: MPI's own collectives are in clear.
+static bool agree(MPI_Comm comm, int rank, int ranks, const char *reason, bool must_seal) {
     static bool said;
     char text[512];
     int mine = reason ? rank : ranks, first = ranks;
@@ -64,6 +65,12 @@ static bool agree(MPI_Comm comm, int rank, int ranks, const char *reason) {
         fprintf(stderr, "netsum-mpi: %s uses MPI's own collectives: rank %d: %s\n",
                         joined ? "a communicator" : "the job", first, text);
     said = true;
+    // Rank 0 has printed.
+    PMPI_Barrier(comm);
+    if (must_seal) {
+        fprintf(stderr, "netsum-mpi: rank %d: its secret asks for sealed sums\n", rank);
+        PMPI_Abort(MPI_COMM_WORLD, 1);
+    }
     return false;
 }
 
@@ -80,8 +87,9 @@ static void join(struct group *group, MPI_Comm comm) {
     const char *reason = NULL;
     if (!has_peers && !variable("NETSUM_JOB")) reason = "NETSUM_JOB and NETSUM_PEERS are not set";
     if (joined && has_peers) reason = "groups need a box, and NETSUM_PEERS is set";
-    if (is_one_host(comm, ranks)) reason = "all ranks are on one host";
-    if (!agree(comm, rank, ranks, reason)) return;
+    bool one_host = is_one_host(comm, ranks);
+    if (one_host) reason = "all ranks are on one host";
+    if (!agree(comm, rank, ranks, reason, is_sealed && !one_host)) return;
     char name[32];
     uint32_t random = 0;
     if (getrandom(&random, sizeof random, 0) < 0) random = (uint32_t)(uintptr_t)group;
@@ -91,9 +99,7 @@ static void join(struct group *group, MPI_Comm comm) {
     if (connect(joined ? name : NULL, rank, ranks, &net)) reason = netsum_error_text();
     else if (!has_peers && !is_sealed && netsum_get_mode(net) != NETSUM_BOX)
         reason = "the box does not sum";
-    if (!agree(comm, rank, ranks, reason)) {
-        // Else whoever refuses ranks could read what they send.
-        if (is_sealed) PMPI_Abort(MPI_COMM_WORLD, 1);
+    if (!agree(comm, rank, ranks, reason, is_sealed)) {
         netsum_finalize(net);
         return;
     }
