@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | [`parser`] | frames, headers, ICRC | a naive parser and CRC |
 //! | [`rc`] | two endpoints with a lossy network or a forger | the posted messages, in order |
+//! | [`frames`] | messages between ranks, in clear and sealed | their written form, the sent ones |
 //! | [`config`] | the daemon's configuration, numbers, command lines | their printed form |
 //! | [`api`] | requests to the daemon, as bytes and as messages | the data plane's orders |
 //! | [`xdp`] | the XDP programs (root) | a model in user space |
@@ -15,6 +16,7 @@
 pub mod api;
 pub mod config;
 pub mod files;
+pub mod frames;
 pub mod parser;
 pub mod rc;
 pub mod seeded;
@@ -34,6 +36,7 @@ pub fn start(name: &str) -> anyhow::Result<Run> {
     Ok(match name {
         "parser" => Box::new(parser::run),
         "rc" => Box::new(rc::run),
+        "frames" => Box::new(frames::run),
         "config" => Box::new(config::run),
         "api" => Box::new(api::run),
         "xdp" => xdp::start()?,

@@ -7,9 +7,10 @@ pub struct Target {
     pub longest: usize,
 }
 
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "parser", longest: 400 },
     Target { name: "rc", longest: 600 },
+    Target { name: "frames", longest: 400 },
     Target { name: "config", longest: 400 },
     Target { name: "api", longest: 600 },
     Target { name: "xdp", longest: 2000 },

@@ -22,6 +22,11 @@ fn rc() {
 }
 
 #[test]
+fn frames() {
+    short("frames");
+}
+
+#[test]
 fn config() {
     short("config");
 }

@@ -7,9 +7,11 @@ use netsum_collective::numeric::layout::CHECK_BYTES;
 use netsum_collective::numeric::quant::check_sums;
 use netsum_collective::numeric::reference::add_lanes;
 use netsum_common::abi::{VERSION, maps};
-use netsum_lab::LabSpec;
+use netsum_common::wire::{ICRC_LEN, parse};
 use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::group::Outcome;
+use netsum_lab::tap::Tap;
+use netsum_lab::{Host, LabSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -82,6 +84,35 @@ fn boxes_in_levels_add_sealed_messages() {
     let mut group = cluster.ranks_of(&manager, &job, &one_on_each_host(4)).unwrap();
     let outcomes = group.all_reduce("f32", 100_000, 1).unwrap();
     assert_box(&outcomes, false, &group.log());
+}
+
+/// How far the bytes of full packets that arrive at a rank are from uniform ones.
+fn chi_square(secret: &'static str) -> f64 {
+    let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
+    let job = JobSpec { secret, ..JobSpec::new("captured", 3) };
+    let mut group = start(&cluster, &job, &[0, 1, 2]);
+    // The greetings, which are in clear, come before.
+    group.all_reduce("f32", 10, 1).unwrap();
+    let tap = Tap::open(cluster.lab().host(0), Host::INTERFACE).unwrap();
+    let files = group.order_all_reduce("f32", 100_000, 2).unwrap();
+    let mut counts = [0u32; 256];
+    for _ in 0..300 {
+        let is_full = |frame: &[u8]| frame.len() > 1000 && parse(frame).is_ok();
+        let frame = tap.receive(TIMEOUT, is_full).unwrap();
+        let payload = &frame[parse(&frame[..]).unwrap().payload()..frame.len() - ICRC_LEN];
+        payload.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+    }
+    group.check_all_reduce("f32", 100_000, 2, &files).unwrap();
+    let expected = f64::from(counts.iter().sum::<u32>()) / 256.0;
+    counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum()
+}
+
+/// 255 degrees of freedom: random bytes are beyond these once in a million runs.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn sealed_packets_look_random_and_others_do_not() {
+    let [sealed, clear] = [SECRET, ""].map(chi_square);
+    assert!((157.0..377.0).contains(&sealed) && clear > 3770.0, "{sealed}, in clear {clear}");
 }
 
 type Sums = Array<MapData, [u8; 1024]>;

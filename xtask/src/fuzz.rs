@@ -26,8 +26,7 @@ const COMMITTED: usize = 40;
 /// Arguments of `cargo xtask fuzz`.
 #[derive(clap::Args, Debug)]
 pub struct FuzzArgs {
-    /// The target: parser, rc, config, api or xdp (needs root). Default: all, one after the
-    /// other.
+    /// The target: parser, rc, frames, config, api or xdp (needs root). Default: all, in turn.
     target: Option<String>,
     /// The time for each target: `90`, `90s`, `5m` or `1h`.
     #[arg(long, value_parser = duration, default_value = "60s", conflicts_with = "inputs")]

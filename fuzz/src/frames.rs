@@ -1,0 +1,63 @@
+//! Messages between ranks: what a neighbour, or somebody in its place, sends on a bypass connection.
+//!
+//! Any bytes are read without a panic, and a frame that was read is written as it was. Of sealed
+//! messages, those that a forger leaves as they are arrive in order, and all others are refused.
+
+use arbitrary::{Result, Unstructured};
+use netsum_collective::buffer::Buffer;
+use netsum_collective::frame::Frame;
+use netsum_collective::seal::{Seal, Secret, Share};
+
+pub fn run(input: &[u8]) {
+    read(input);
+    let _ = forge(&mut Unstructured::new(input));
+}
+
+fn read(input: &[u8]) {
+    let again = |frame: &Frame| {
+        let mut written = Buffer::from(Vec::new());
+        frame.encode_to(&mut written);
+        Frame::decode(&written)
+    };
+    let Some(frame) = Frame::decode(input) else { return };
+    let read = again(&frame).unwrap_or_else(|| panic!("{frame:?} cannot be read"));
+    // A text is cut to the bytes that a frame has room for.
+    if !matches!(frame, Frame::Failure { .. }) {
+        assert_eq!(read, frame);
+    }
+    assert_eq!(again(&read), Some(read));
+}
+
+fn seal(rank: u32) -> Seal {
+    let secret = Secret::new("a secret of the ranks").expect("long enough");
+    let share = Share::new(secret, &["job"], [7; 16]);
+    Seal::new(&share, b"a job", vec![[1; 16], [2; 16]], rank, (1, 64))
+}
+
+fn forge(u: &mut Unstructured) -> Result<()> {
+    let (mut sender, mut receiver) = (seal(0), seal(1));
+    while !u.is_empty() {
+        let message: Vec<u8> = u.arbitrary()?;
+        let mut sealed = Buffer::from(message.clone());
+        sender.close_bypass(&mut sealed);
+        let mut arrives = sealed.to_vec();
+        for _ in 0..u.int_in_range(0..=3)? {
+            match u.int_in_range(0..=2)? {
+                0 => arrives.truncate(u.arbitrary_len::<u8>()?),
+                1 => arrives.extend(u.arbitrary::<[u8; 3]>()?),
+                _ => {
+                    let at = u.choose_index(arrives.len().max(1))?;
+                    arrives.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 0x10);
+                }
+            }
+        }
+        let is_whole = arrives == *sealed;
+        let mut opened = Buffer::from(arrives);
+        assert_eq!(receiver.open_bypass(&mut opened).is_ok(), is_whole, "{message:?}");
+        if !is_whole {
+            return Ok(());
+        }
+        assert_eq!(*opened, *message);
+    }
+    Ok(())
+}
