@@ -495,6 +495,7 @@ impl System {
                     on_host_ring: epoch == 1,
                     acknowledged_path_test: epoch,
                     sealed: false,
+                    underflows: 0,
                 };
                 let Some(r) = message(u, sensible)? else { return Ok(()) };
                 let rank = Rank(r.rank);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use netsum_api::v1 as api;
 use netsum_api::v1::worker_server::Worker;
 use netsum_api::{PROTOCOL, RELEASE};
-use netsum_core::membership::Join;
+use netsum_core::membership::{Join, RankReport};
 use netsum_core::{
     Action, Connection, Controller, Job, Rank, RankAddress, Refusal, epoch_number, groups,
 };
@@ -386,7 +386,8 @@ impl<B: Backend> Worker for WorkerService<B> {
             r.epoch,
             r.acknowledged_path_test,
         );
-        inner.controller.set_sealed(&r.job, Rank(r.rank), r.epoch, r.sealed);
+        let report = RankReport { is_sealed: r.sealed, underflows: r.underflows };
+        inner.controller.set_report(&r.job, Rank(r.rank), r.epoch, report);
         let program_generation =
             if has_rings { inner.executor.program_generation(&r.job) } else { 0 };
         Ok(Response::new(api::HeartbeatReply {

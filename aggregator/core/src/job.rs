@@ -268,6 +268,8 @@ pub struct Job {
     pub last_epoch: u32,
     /// How often its ranks have fallen back from the box, as far as this controller knows.
     pub fallbacks: u64,
+    /// Nonzero floats of its ranks that became 0, as far as heartbeats to this controller told.
+    pub underflows: u64,
     pub(super) forming: Option<Forming>,
     /// Why ranks were refused that have not joined since.
     pub(super) refused: BTreeMap<Rank, String>,
@@ -285,7 +287,8 @@ impl Job {
     pub(super) fn new(spec: JobSpec, slots: u32, rings: Vec<RingSpec>) -> Self {
         let (flows, state) = (Vec::new(), State::Waiting);
         let in_band = InBand::default();
-        let (epoch, last_epoch, fallbacks, forming, refused) = (None, 0, 0, None, BTreeMap::new());
+        let (epoch, forming, refused) = (None, None, BTreeMap::new());
+        let (last_epoch, fallbacks, underflows) = (0, 0, 0);
         let ended = Vec::new();
         Self {
             spec,
@@ -296,6 +299,7 @@ impl Job {
             epoch,
             last_epoch,
             fallbacks,
+            underflows,
             forming,
             refused,
             in_band,

@@ -63,8 +63,8 @@ pub struct Epoch {
     /// Its ranks have fallen back from the box, and sum over the hosts' ring until it
     /// ends.
     pub on_host_ring: bool,
-    /// For each rank, whether its last heartbeat said that it seals its sums.
-    sealed: Vec<bool>,
+    /// What each rank's last heartbeat reported.
+    reports: Vec<RankReport>,
     /// The number of the last requested path test.
     pub path_test: u32,
     /// For each rank, the number of the last path test in which its packet was acknowledged.
@@ -73,6 +73,15 @@ pub struct Epoch {
     last_seen: Vec<Option<Instant>>,
     /// When the connection of each rank's last heartbeat was closed at the rank's end.
     disconnected: Vec<Option<Instant>>,
+}
+
+/// What a heartbeat reports about its rank's sums.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct RankReport {
+    /// It seals them.
+    pub is_sealed: bool,
+    /// Its nonzero floats that became 0, since the epoch began.
+    pub underflows: u64,
 }
 
 /// Waiting ranks are sent at most this many reasons why other ranks were refused.
@@ -346,7 +355,7 @@ impl Controller {
             ring: order,
             reconnect: false,
             on_host_ring: job.rings.is_empty(),
-            sealed: vec![false; forming.ranks.len()],
+            reports: vec![RankReport::default(); forming.ranks.len()],
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
@@ -488,13 +497,15 @@ impl Controller {
         }
     }
 
-    /// A rank's heartbeat says whether it seals its sums.
-    pub fn set_sealed(&mut self, name: &str, rank: Rank, epoch: u32, is_sealed: bool) {
-        let current = self.jobs.get_mut(name).and_then(|job| job.epoch.as_mut());
-        if let Some(current) = current.filter(|e| e.number == epoch)
-            && let Some(known) = current.sealed.get_mut(rank.0 as usize)
+    /// Notes what a rank's heartbeat reports.
+    pub fn set_report(&mut self, name: &str, rank: Rank, epoch: u32, report: RankReport) {
+        let Some(job) = self.jobs.get_mut(name) else { return };
+        if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
+            && let Some(known) = current.reports.get_mut(rank.0 as usize)
         {
-            *known = is_sealed;
+            let new = report.underflows.saturating_sub(known.underflows);
+            job.underflows = job.underflows.saturating_add(new);
+            *known = report;
         }
     }
 
@@ -571,7 +582,7 @@ impl Controller {
 impl Epoch {
     /// Whether all ranks report that they seal their sums.
     pub fn is_sealed(&self) -> bool {
-        self.sealed.iter().all(|is_sealed| *is_sealed)
+        self.reports.iter().all(|report| report.is_sealed)
     }
 
     /// An epoch that began under an earlier daemon. Ranks that have not left count as alive from
@@ -590,7 +601,7 @@ impl Epoch {
             ring,
             reconnect: false,
             on_host_ring: false,
-            sealed: vec![false; ranks.len()],
+            reports: vec![RankReport::default(); ranks.len()],
             path_test: 0,
             acknowledged: vec![0; ranks.len()],
             disconnected: vec![None; ranks.len()],

@@ -9,7 +9,7 @@ use netsum_common::serial::{Psn, Qpn};
 use netsum_common::wire::TOTAL;
 use proptest::prelude::*;
 
-use super::membership::Join;
+use super::membership::{Join, RankReport};
 use super::*;
 
 /// The spec that tests of the core derive their jobs from.
@@ -1326,14 +1326,15 @@ fn a_limit_that_is_lowered_ends_no_job() {
 }
 
 #[test]
-fn a_job_is_sealed_while_all_ranks_of_its_epoch_say_so() {
+fn a_job_is_sealed_while_all_ranks_of_its_epoch_report_it() {
     let (mut c, now) = (controller(), Instant::now());
     c.create_job(spec("train", 2)).unwrap();
     let begin = |c: &mut Controller, epoch| {
         (0..2).for_each(|rank| drop(c.join(join("train", rank, epoch, 0, now), now).unwrap()));
     };
     let says = |c: &mut Controller, rank, epoch, is_sealed| {
-        c.set_sealed("train", Rank(rank), epoch, is_sealed);
+        let report = RankReport { is_sealed, ..RankReport::default() };
+        c.set_report("train", Rank(rank), epoch, report);
         c.job("train").unwrap().epoch.as_ref().unwrap().is_sealed()
     };
     begin(&mut c, 0);
@@ -1346,6 +1347,29 @@ fn a_job_is_sealed_while_all_ranks_of_its_epoch_say_so() {
     assert!(!says(&mut c, 0, 1, true), "an epoch that is over");
     assert!(!says(&mut c, 1, 2, true));
     assert!(!after_restart(&c).job("train").unwrap().epoch.as_ref().unwrap().is_sealed());
+}
+
+#[test]
+fn underflows_of_all_ranks_and_epochs_add_up() {
+    let (mut c, now) = (controller(), Instant::now());
+    c.create_job(spec("train", 2)).unwrap();
+    let begin = |c: &mut Controller, epoch| {
+        (0..2).for_each(|rank| drop(c.join(join("train", rank, epoch, 0, now), now).unwrap()));
+    };
+    let after = |c: &mut Controller, rank, epoch, underflows| {
+        let report = RankReport { underflows, ..RankReport::default() };
+        c.set_report("train", Rank(rank), epoch, report);
+        c.job("train").unwrap().underflows
+    };
+    begin(&mut c, 0);
+    assert_eq!(after(&mut c, 0, 1, 5), 5);
+    assert_eq!(after(&mut c, 1, 1, 2), 7);
+    assert_eq!(after(&mut c, 0, 1, 5), 7, "nothing new");
+    assert_eq!(after(&mut c, 2, 1, 9), 7, "not a rank");
+    begin(&mut c, 2);
+    assert_eq!(after(&mut c, 0, 1, 8), 7, "an epoch that is over");
+    assert_eq!(after(&mut c, 0, 2, 1), 8, "ranks count from the start of an epoch");
+    assert_eq!(after(&mut c, 1, 2, u64::MAX), u64::MAX);
 }
 
 #[test]

@@ -154,6 +154,7 @@ impl Rank {
             on_host_ring,
             acknowledged_path_test: 0,
             sealed: false,
+            underflows: 0,
         };
         // Requests fail until the next manager listens.
         loop {

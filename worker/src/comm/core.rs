@@ -108,6 +108,11 @@ impl Core {
                 log::info!("rank {rank}: the box sums again");
                 self.returning = None;
             }
+            if let (Ok(Finished { underflow, .. }), Some(heartbeat)) = (&result, &self.heartbeat)
+                && underflow.zeroed > 0
+            {
+                heartbeat.count_underflows(underflow.zeroed);
+            }
             if let Ok(Finished { underflow, .. }) = &result
                 && underflow.is_large()
                 && !std::mem::replace(&mut self.has_warned, true)

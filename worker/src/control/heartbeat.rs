@@ -1,7 +1,7 @@
 //! The thread that sends heartbeats to the daemon, and receives whether the job has failed or its
 //! ranks are to reconnect.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ struct Shared {
     /// Ranks whose processes have ended.
     ended_ranks: Mutex<Vec<u32>>,
     on_host_ring: AtomicBool,
+    /// This rank's nonzero floats that became 0.
+    underflows: AtomicU64,
     /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
     path_test: AtomicU32,
     acknowledged: AtomicU32,
@@ -89,8 +91,10 @@ impl Heartbeat {
                 let mut reconnect_request = ReconnectRequest::default();
                 let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
                 let acknowledged = theirs.acknowledged.load(Ordering::Relaxed);
+                let underflows = theirs.underflows.load(Ordering::Relaxed);
                 let mut beat = || {
-                    control.heartbeat(rank, epoch, on_host_ring, acknowledged, ANSWER.max(period))
+                    let wait = ANSWER.max(period);
+                    control.heartbeat(rank, epoch, on_host_ring, acknowledged, underflows, wait)
                 };
                 let sent = Instant::now();
                 let mut answer = beat();
@@ -184,6 +188,11 @@ impl Heartbeat {
         if !self.shared.on_host_ring.swap(true, Ordering::Relaxed) {
             self.ask_why(MissingPackets::Sum);
         }
+    }
+
+    /// The next heartbeat reports these floats, too.
+    pub fn count_underflows(&self, zeroed: u64) {
+        self.shared.underflows.fetch_add(zeroed, Ordering::Relaxed);
     }
 
     /// Number of the path test that the daemon requested last.

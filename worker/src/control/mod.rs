@@ -270,6 +270,7 @@ impl Control {
         epoch: u32,
         on_host_ring: bool,
         acknowledged_path_test: u32,
+        underflows: u64,
         timeout: Duration,
     ) -> Result<HeartbeatAnswer, Error> {
         let (job, token) = (self.job.clone(), self.token.clone());
@@ -281,6 +282,7 @@ impl Control {
             on_host_ring,
             acknowledged_path_test,
             sealed: self.is_sealed,
+            underflows,
         };
         match self.call(timeout, |mut c| async move { c.heartbeat(request).await }) {
             Ok(reply) => {

@@ -161,6 +161,12 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
             "fallbacks from the box to the hosts' ring",
             jobs.iter().map(|j| (job(j), Value::Count(j.on_host_ring.1))).collect(),
         ),
+        counter(
+            "job_underflows",
+            None,
+            "nonzero floats of a job's ranks that became 0, as reported here and not to a manager",
+            jobs.iter().map(|j| (job(j), Value::Count(j.underflows))).collect(),
+        ),
         gauge(
             "job_sealed",
             None,
@@ -435,6 +441,7 @@ mod tests {
             state: State::Active,
             on_host_ring: (true, 3),
             is_sealed: false,
+            underflows: 7,
             memory: 1 << 20,
             counters: (0..Counter::ALL.len() as u64).collect(),
             fragment_bytes: 1024.0,

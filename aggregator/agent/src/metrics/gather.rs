@@ -45,6 +45,8 @@ pub struct JobSnapshot {
     pub on_host_ring: (bool, u64),
     /// Whether its ranks report that they seal their sums.
     pub is_sealed: bool,
+    /// Nonzero floats of its ranks that became 0.
+    pub underflows: u64,
     /// Bytes of its rings.
     pub memory: u64,
     /// Counters of all its rings, by number.
@@ -127,6 +129,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         state: job.state.clone(),
         on_host_ring: (job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring), job.fallbacks),
         is_sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed()),
+        underflows: job.underflows,
         memory: pool::job_memory(&job.spec, job.slots),
         counters: vec![0; netsum_common::counters::Counter::ALL.len()],
         fragment_bytes: fragment_bytes(job),
