@@ -1,16 +1,31 @@
-//! Messages between ranks: what a neighbour, or somebody in its place, sends on a bypass connection.
+//! Messages between ranks: frames of a neighbour, or of somebody in its place, on a bypass
+//! connection.
 //!
 //! Any bytes are read without a panic, and a frame that was read is written as it was. Of sealed
 //! messages, those that a forger leaves as they are arrive in order, and all others are refused.
 
 use arbitrary::{Result, Unstructured};
 use netsum_collective::buffer::Buffer;
-use netsum_collective::frame::Frame;
+use netsum_collective::frame::{Frame, VERSION};
 use netsum_collective::seal::{Seal, Secret, Share};
 
 pub fn run(input: &[u8]) {
     read(input);
+    if let Some(frame) = with_kind(input) {
+        read(&frame);
+    }
     let _ = forge(&mut Unstructured::new(input));
+}
+
+/// The input as a frame of a kind that there is, half of the greetings with the right version.
+fn with_kind(input: &[u8]) -> Option<Vec<u8>> {
+    let (choice, rest) = input.split_first()?;
+    let mut frame = u32::from(1 + choice % 13).to_le_bytes().to_vec();
+    if choice % 13 == 0 && choice % 2 == 0 {
+        frame.extend(VERSION.to_le_bytes());
+    }
+    frame.extend(rest);
+    Some(frame)
 }
 
 fn read(input: &[u8]) {

@@ -16,7 +16,7 @@ this rank's address, sockets, adapters. Sends nothing except a connection to the
     wire                         32bit or 16bit: bits of a float in long sums; default: its own
     hierarchy                    auto, on or off: one host's ranks add long sums before they send
     secret                       16 random characters or more, the same at all ranks: seals sums
-    secret_file                  a file with that, which other users cannot open
+    secret_file                  a file with that, which only its user and group can open
     timeout, connect_timeout     seconds
     ib_timeout, ib_retry_cnt     of RDMA adapters, as NCCL's
     tls_ca, tls_cert, tls_key    PEM files

@@ -51,8 +51,8 @@ static bool is_one_host(MPI_Comm comm, int ranks) {
     return here == ranks;
 }
 
-// Returns whether no rank has a reason against netsum; otherwise rank 0 prints the first one. Ranks
-// that must seal their sums end all then: MPI's own collectives are in clear.
+// Returns whether no rank has a reason against netsum; otherwise rank 0 prints the first one. A rank
+// that must seal its sums ends the program then: MPI's own collectives are in clear.
 static bool agree(MPI_Comm comm, int rank, int ranks, const char *reason, bool must_seal) {
     static bool said;
     char text[512];
@@ -61,16 +61,20 @@ static bool agree(MPI_Comm comm, int rank, int ranks, const char *reason, bool m
     if (first == ranks) return true;
     if (rank == first) snprintf(text, sizeof text, "%s", reason);
     PMPI_Bcast(text, sizeof text, MPI_CHAR, first, comm);
-    if (rank == 0 && !said)
+    const char *unit = joined ? "a communicator" : "the job";
+    int clear_is_wrong = must_seal, wrong_at_any = 0;
+    PMPI_Allreduce(&clear_is_wrong, &wrong_at_any, 1, MPI_INT, MPI_MAX, comm);
+    if (rank == 0 && wrong_at_any)
+        fprintf(stderr, "netsum-mpi: the program ends: %s cannot use netsum, and a secret is set, "
+                        "but MPI's own collectives are in clear: rank %d: %s\n",
+                unit, first, text);
+    else if (rank == 0 && !said)
         fprintf(stderr, "netsum-mpi: %s uses MPI's own collectives: rank %d: %s\n",
-                        joined ? "a communicator" : "the job", first, text);
+                unit, first, text);
     said = true;
     // Rank 0 has printed.
     PMPI_Barrier(comm);
-    if (must_seal) {
-        fprintf(stderr, "netsum-mpi: rank %d: its secret asks for sealed sums\n", rank);
-        PMPI_Abort(MPI_COMM_WORLD, 1);
-    }
+    if (must_seal) PMPI_Abort(MPI_COMM_WORLD, 1);
     return false;
 }
 

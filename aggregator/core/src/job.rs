@@ -268,7 +268,8 @@ pub struct Job {
     pub last_epoch: u32,
     /// How often its ranks have fallen back from the box, as far as this controller knows.
     pub fallbacks: u64,
-    /// Nonzero floats of its ranks that became 0, as far as heartbeats to this controller told.
+    /// Nonzero floats of its ranks that became 0, as heartbeats to this controller
+    /// reported.
     pub underflows: u64,
     pub(super) forming: Option<Forming>,
     /// Why ranks were refused that have not joined since.

@@ -63,8 +63,8 @@ pub struct Epoch {
     /// Its ranks have fallen back from the box, and sum over the hosts' ring until it
     /// ends.
     pub on_host_ring: bool,
-    /// What each rank's last heartbeat reported.
-    reports: Vec<RankReport>,
+    /// What each rank's heartbeats reported; `None` after a restart until the first.
+    reports: Vec<Option<RankReport>>,
     /// The number of the last requested path test.
     pub path_test: u32,
     /// For each rank, the number of the last path test in which its packet was acknowledged.
@@ -355,7 +355,7 @@ impl Controller {
             ring: order,
             reconnect: false,
             on_host_ring: job.rings.is_empty(),
-            reports: vec![RankReport::default(); forming.ranks.len()],
+            reports: vec![Some(RankReport::default()); forming.ranks.len()],
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
             last_seen: vec![Some(now); forming.ranks.len()],
@@ -503,9 +503,11 @@ impl Controller {
         if let Some(current) = job.epoch.as_mut().filter(|e| e.number == epoch)
             && let Some(known) = current.reports.get_mut(rank.0 as usize)
         {
-            let new = report.underflows.saturating_sub(known.underflows);
-            job.underflows = job.underflows.saturating_add(new);
-            *known = report;
+            // An earlier daemon has counted those before. Heartbeats may overtake each other.
+            let before = known.map_or(report.underflows, |known| known.underflows);
+            let underflows = before.max(report.underflows);
+            job.underflows = job.underflows.saturating_add(underflows - before);
+            *known = Some(RankReport { underflows, ..report });
         }
     }
 
@@ -582,7 +584,7 @@ impl Controller {
 impl Epoch {
     /// Whether all ranks report that they seal their sums.
     pub fn is_sealed(&self) -> bool {
-        self.reports.iter().all(|report| report.is_sealed)
+        self.reports.iter().all(|report| report.is_some_and(|report| report.is_sealed))
     }
 
     /// An epoch that began under an earlier daemon. Ranks that have not left count as alive from
@@ -601,7 +603,7 @@ impl Epoch {
             ring,
             reconnect: false,
             on_host_ring: false,
-            reports: vec![RankReport::default(); ranks.len()],
+            reports: vec![None; ranks.len()],
             path_test: 0,
             acknowledged: vec![0; ranks.len()],
             disconnected: vec![None; ranks.len()],

@@ -1364,11 +1364,15 @@ fn underflows_of_all_ranks_and_epochs_add_up() {
     begin(&mut c, 0);
     assert_eq!(after(&mut c, 0, 1, 5), 5);
     assert_eq!(after(&mut c, 1, 1, 2), 7);
+    assert_eq!(after(&mut c, 0, 1, 4), 7, "a heartbeat that another one has overtaken");
     assert_eq!(after(&mut c, 0, 1, 5), 7, "nothing new");
     assert_eq!(after(&mut c, 2, 1, 9), 7, "not a rank");
     begin(&mut c, 2);
     assert_eq!(after(&mut c, 0, 1, 8), 7, "an epoch that is over");
     assert_eq!(after(&mut c, 0, 2, 1), 8, "ranks count from the start of an epoch");
+    let mut next = after_restart(&c);
+    assert_eq!(after(&mut next, 0, 2, 3), 0, "those that the earlier daemon has counted");
+    assert_eq!(after(&mut next, 0, 2, 5), 2);
     assert_eq!(after(&mut c, 1, 2, u64::MAX), u64::MAX);
 }
 

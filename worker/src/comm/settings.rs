@@ -309,8 +309,8 @@ fn of_file(path: &str) -> Result<String, String> {
     let (mode, file) = open().map_err(|e| e.to_string())?;
     // Groups may: Kubernetes gives files to one.
     if mode & 0o006 != 0 {
-        return Err("every user of this machine can open it, and whoever has the secret can read \
-                    and forge sums: `chmod 600` it, and put a new secret into it"
+        return Err("every user of this machine can open it, and with the secret read and forge \
+                    sums: `chmod 600` it, and put a new secret into it"
             .to_owned());
     }
     let text = std::io::read_to_string(file).map_err(|e| e.to_string())?;

@@ -78,11 +78,13 @@ impl Heartbeat {
 
     fn beat(&mut self, mut control: Control, member: bool) -> Result<(), Error> {
         let Self { rank, epoch, period, .. } = *self;
-        let shared = Arc::new(Shared::default());
+        let underflows = self.shared.underflows.load(Ordering::Relaxed).into();
+        let shared = Arc::new(Shared { underflows, ..Shared::default() });
         self.shared = Arc::clone(&shared);
         let theirs = shared;
         let beat = move || {
             let mut unreachable = false;
+            let mut reported;
             let end = loop {
                 let (asked, missing) = {
                     let mut orders = lock(&theirs.orders);
@@ -92,6 +94,7 @@ impl Heartbeat {
                 let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
                 let acknowledged = theirs.acknowledged.load(Ordering::Relaxed);
                 let underflows = theirs.underflows.load(Ordering::Relaxed);
+                reported = underflows;
                 let mut beat = || {
                     let wait = ANSWER.max(period);
                     control.heartbeat(rank, epoch, on_host_ring, acknowledged, underflows, wait)
@@ -157,6 +160,14 @@ impl Heartbeat {
             };
             // It may answer again by now.
             let wait = if unreachable { LAST_TRY } else { ANSWER };
+            let underflows = theirs.underflows.load(Ordering::Relaxed);
+            if end.is_ok() && underflows != reported {
+                let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
+                let acknowledged = theirs.acknowledged.load(Ordering::Relaxed);
+                // If it fails, leaving fails too, and says so.
+                let _ =
+                    control.heartbeat(rank, epoch, on_host_ring, acknowledged, underflows, wait);
+            }
             let sent = match end {
                 Ok(()) => control.leave(rank, epoch, wait),
                 Err(reason) => control.abort(rank, epoch, &reason, wait),
