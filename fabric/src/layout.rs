@@ -73,7 +73,7 @@ pub fn lay_out(
     let ring =
         job.epoch.as_ref().map_or_else(|| Rank::all(ranks).collect(), |epoch| epoch.ring.clone());
     let mut flows: BTreeMap<Rank, Vec<&FlowSpec>> = BTreeMap::new();
-    job.flows.iter().for_each(|flow| flows.entry(flow.rank).or_default().push(flow));
+    job.flows.iter().for_each(|flow| flows.entry(flow.member).or_default().push(flow));
     let mut ends = Vec::new();
     for (place_in_ring, rank) in Rank::all(ranks).zip(&ring) {
         let flow = flows
@@ -225,7 +225,7 @@ fn request(job: &Job, ring: &[Rank]) -> api::CreateJobRequest {
 fn flow_message(job: &Job, flow: &FlowSpec, port: &str) -> api::Flow {
     api::Flow {
         ring: job.job_ring(flow.ring).map_or(0, |ring| ring.0),
-        rank: job.sender(flow.rank).0,
+        rank: job.sender(flow.member).0,
         port: port.to_owned(),
         src: flow.src.to_string(),
         dst: flow.dst.to_string(),

@@ -115,7 +115,7 @@ impl System {
                 }
                 Action::AddFlow(flow) => {
                     let ring = &told.rings[&flow.ring];
-                    assert!(flow.rank.0 < ring.config.members, "{flow:?}");
+                    assert!(flow.member.0 < ring.config.members, "{flow:?}");
                     assert_eq!(flow.src.is_ipv4(), flow.dst.is_ipv4(), "{flow:?}");
                     let taken = told.flows.iter().any(|(key, _)| *key == flow.key());
                     assert!(!taken, "two flows with one key: {flow:?}");
@@ -250,8 +250,17 @@ impl System {
         // The daemon refuses numbers of more than 24 bits.
         let (Some(qpn), 0..=MASK) = (Qpn::checked(f.qpn), f.psn) else { return Ok(()) };
         let (ring, rank, base_psn) = (RingNumber::NONE, Rank(f.rank), Psn::new(f.psn));
-        let flow =
-            FlowSpec { ring, rank, base_psn, ifindex: 10, src, dst, qpn, src_mac, group_mark: 0 };
+        let flow = FlowSpec {
+            ring,
+            member: rank,
+            base_psn,
+            ifindex: 10,
+            src,
+            dst,
+            qpn,
+            src_mac,
+            group_mark: 0,
+        };
         let answer = self.controller.add_flow(&r.job, JobRing(f.ring), flow);
         self.answered(answer);
         Ok(())

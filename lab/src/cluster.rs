@@ -340,7 +340,7 @@ impl Cluster {
 
     /// Registers a flow by hand, as an administrator does.
     pub fn add_flow(&self, job: &str, flow: &FlowSpec, port: &str) -> Result<String> {
-        let FlowSpec { ring, rank, base_psn, src, dst, qpn, src_mac, .. } = flow;
+        let FlowSpec { ring, member: rank, base_psn, src, dst, qpn, src_mac, .. } = flow;
         let numbers = [ring.0, rank.0, qpn.get(), base_psn.get()].map(|n| n.to_string());
         let [ring, rank, qpn, psn] = numbers.each_ref().map(String::as_str);
         let (src, dst) = (src.to_string(), dst.to_string());

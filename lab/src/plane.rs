@@ -75,7 +75,7 @@ impl<'a> Plane<'a> {
                 let next = (rank + 1) % job.ranks;
                 flows.push(FlowSpec {
                     ring: ring.id,
-                    rank: Rank(rank),
+                    member: Rank(rank),
                     base_psn: static_connection(rank, Some(ring_of_job)).first_psn,
                     ifindex: ports[rank as usize],
                     src: ip(rank),

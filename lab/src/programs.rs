@@ -88,7 +88,7 @@ pub fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
     };
     FlowSpec {
         ring: ring.id,
-        rank: Rank(rank),
+        member: Rank(rank),
         base_psn: Psn::new(BASE_PSN),
         ifindex: LOOPBACK,
         src: ip(rank),

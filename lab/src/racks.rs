@@ -230,7 +230,7 @@ fn flows(
         let next = (member.rank + 1) % job.ranks;
         FlowSpec {
             ring: ring.id,
-            rank: Rank(number as u32),
+            member: Rank(number as u32),
             base_psn: static_connection(member.rank, of_job).first_psn,
             ifindex,
             src: ip(member.rank),

@@ -91,7 +91,7 @@ impl Load {
     pub fn flow(&self, ring: u32, rank: u32, ifindex: u32, src: IpAddr, dst: IpAddr) -> FlowSpec {
         FlowSpec {
             ring: RingNumber(ring),
-            rank: netsum_core::Rank(rank),
+            member: netsum_core::Rank(rank),
             base_psn: Psn::new(self.psn(rank)),
             ifindex,
             src,

@@ -137,7 +137,7 @@ pub async fn answer(
         tokens_before = wrong_tokens(&inner).map_err(internal)?;
         for flow in inner.controller.job(&request.job).map_err(refused)?.flows.clone() {
             packets.insert(
-                (flow.ring, flow.rank),
+                (flow.ring, flow.member),
                 inner.executor.plane.flow_stats(flow.key()).map_err(internal)?.packets,
             );
         }
@@ -229,13 +229,17 @@ fn ring_evidence(
                 .zip(new)
                 .map(|(old, new)| new.counters[1].saturating_sub(old.counters[1])),
         };
-        let known = packets.get(&(flow.ring, flow.rank)).copied().unwrap_or(0);
+        let known = packets.get(&(flow.ring, flow.member)).copied().unwrap_or(0);
         MemberEvidence {
-            last: inner.executor.watch.last_packet(ring.id, flow.rank).map(ago),
+            last: inner.executor.watch.last_packet(ring.id, flow.member).map(ago),
             moved: seen.packets.wrapping_sub(known),
-            heartbeat: job.epoch.as_ref().and_then(|e| e.last_seen(job.sender(flow.rank))).map(ago),
-            sender: job.sender(flow.rank),
-            member: job.member(flow.rank),
+            heartbeat: job
+                .epoch
+                .as_ref()
+                .and_then(|e| e.last_seen(job.sender(flow.member)))
+                .map(ago),
+            sender: job.sender(flow.member),
+            member: job.member(flow.member),
             seen,
             port,
             flow,
@@ -270,7 +274,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let missing =
         if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
     let ranks = ring.members.iter().map(|r| {
-        let Rank(member) = r.flow.rank;
+        let Rank(member) = r.flow.member;
         let expected = ring.view.state.expected[member as usize];
         // The data plane raises it only with the rank's next packet.
         let expected = if serial::before(expected, low) { low } else { expected };
@@ -287,7 +291,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
             last_verdict: r.seen.last_verdict.map(|c| c.name().into()).unwrap_or_default(),
             last_ms: r.last.map(|t| t.as_millis() as u64),
             heartbeat_ms: r.heartbeat.map(|t| t.as_millis() as u64),
-            missing: missing.contains(&r.flow.rank),
+            missing: missing.contains(&r.flow.member),
         }
     });
     api::RingDiagnosis {

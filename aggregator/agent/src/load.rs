@@ -29,7 +29,7 @@ pub struct RingLoad {
 /// A ring's flows in rank order.
 pub(super) fn flows_of(job: &Job, ring: RingNumber) -> Vec<FlowSpec> {
     let mut flows: Vec<FlowSpec> = job.flows.iter().filter(|f| f.ring == ring).cloned().collect();
-    flows.sort_by_key(|f| f.rank);
+    flows.sort_by_key(|f| f.member);
     flows
 }
 

@@ -84,7 +84,7 @@ pub fn evidence(
     let bypass: Vec<Rank> =
         bypass.filter_map(|s| bypass_sender(job, s.src, s.dst, s.qpn)).collect();
     let has_contributed = |rank| {
-        let mut flows = job.flows.iter().filter(|flow| job.sender(flow.rank) == rank);
+        let mut flows = job.flows.iter().filter(|flow| job.sender(flow.member) == rank);
         flows.any(|flow| {
             inner.executor.plane.flow_stats(flow.key()).is_ok_and(|s| s.packets != s.refused)
         })
@@ -126,7 +126,7 @@ pub fn of_ring(inner: &Inner, job: &Job, test: u32) -> Vec<api::RankPathTest> {
     let Some(epoch) = &job.epoch else { return Vec::new() };
     let pairs = epoch.ring.iter().zip(epoch.ring.iter().cycle().skip(1));
     let of = |(rank, next): (&Rank, &Rank)| {
-        let flows = || job.flows.iter().filter(|flow| job.sender(flow.rank) == *rank);
+        let flows = || job.flows.iter().filter(|flow| job.sender(flow.member) == *rank);
         let seen: Vec<_> =
             flows().filter_map(|f| inner.executor.plane.flow_stats(f.key()).ok()).collect();
         api::RankPathTest {

@@ -92,7 +92,7 @@ impl AgentService {
         }
         let flow = FlowSpec {
             ring: RingNumber::NONE,
-            rank: Rank(f.rank),
+            member: Rank(f.rank),
             ifindex: port.ifindex,
             src,
             dst: address("--dst", &f.dst)?,

@@ -75,7 +75,7 @@ pub fn job_message(
 ) -> api::Job {
     let flow = |f: &FlowSpec| api::Flow {
         ring: job.job_ring(f.ring).map_or(0, |ring| ring.0),
-        rank: job.sender(f.rank).0,
+        rank: job.sender(f.member).0,
         port: port_name(f.ifindex),
         src: f.src.to_string(),
         dst: f.dst.to_string(),

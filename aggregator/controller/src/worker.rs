@@ -153,13 +153,13 @@ fn warn_without_rings(group: &str, why: &str) {
 /// Warns if neighbours in the ring may send each other packets that bypass the box.
 fn warn_of_neighbours(controller: &Controller, job: &str) {
     let Ok(known) = controller.job(job) else { return };
-    if let Some((rank, next)) = known.neighbours_behind_one_port() {
-        let port = controller.port_name(rank.ifindex);
+    if let Some((flow, next)) = known.neighbours_behind_one_port() {
+        let port = controller.port_name(flow.ifindex);
         log::warn!(
             NETSUM_JOB = job, NETSUM_PORT = port;
             "job {job}: ranks {} and {} are neighbours behind port {port}: their traffic to each \
              other may not reach the box",
-            known.sender(rank.rank), known.sender(next.rank)
+            known.sender(flow.member), known.sender(next.member)
         );
     }
 }

@@ -86,19 +86,19 @@ pub struct RingEvidence {
 }
 
 impl RingEvidence {
-    /// The receiver of a rank's packets, as text.
-    fn receiver(&self, rank: &MemberEvidence) -> String {
-        let next = self.after(rank.flow.rank);
+    /// The receiver of a member's packets, as text.
+    fn receiver(&self, member: &MemberEvidence) -> String {
+        let next = self.after(member.flow.member);
         if next.flow.group_mark != 0 {
-            format!("{} behind another box", rank.flow.dst)
+            format!("{} behind another box", member.flow.dst)
         } else {
             format!("rank {}", next.sender)
         }
     }
 
-    /// The member that `rank` sends to.
-    fn after(&self, rank: Rank) -> &MemberEvidence {
-        &self.members[rank.next(self.members.len() as u32).0 as usize]
+    /// The member that `member` sends to.
+    fn after(&self, member: Rank) -> &MemberEvidence {
+        &self.members[member.next(self.members.len() as u32).0 as usize]
     }
 }
 
@@ -235,16 +235,16 @@ fn waiting(job: &Job) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for (job_ring, ring) in job.numbered_rings() {
-        for rank in Rank::all(job.spec.member_count()) {
-            if !job.flows.iter().any(|f| f.ring == ring.id && f.rank == rank) {
+        for member in Rank::all(job.spec.member_count()) {
+            if !job.flows.iter().any(|f| f.ring == ring.id && f.member == member) {
+                let rank = job.sender(member);
                 findings.push(Finding {
                     ring: Some(job_ring),
-                    rank: Some(job.sender(rank)),
+                    rank: Some(rank),
                     what: "has no flow".into(),
                     next: format!(
-                        "netsum flow add {} --ring {job_ring} --rank {} ...",
-                        job.spec.name,
-                        job.sender(rank)
+                        "netsum flow add {} --ring {job_ring} --rank {rank} ...",
+                        job.spec.name
                     ),
                     behind: None,
                     is_idle: false,

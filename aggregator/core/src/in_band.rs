@@ -192,11 +192,13 @@ impl Controller {
 
     /// Begins an epoch: all connections have shown up.
     fn begin_in_band(&mut self, name: &str, all: Claims) -> Result<Vec<Action>, Outcome> {
-        let flows = self.jobs[name].claimed_flows(&all);
-        let refusal = self.jobs[name]
+        let job = &self.jobs[name];
+        let flows = job.claimed_flows(&all);
+        let sender = |member| job.spec.sender(member);
+        let refusal = job
             .disagreement(&all)
-            .or_else(|| self.contradiction(name, &flows).map(|r| r.to_string()))
-            .or_else(|| self.check_owners(name, &flows).err().map(|r| r.to_string()));
+            .or_else(|| self.contradiction(name, &flows, sender).map(|r| r.to_string()))
+            .or_else(|| self.check_owners(name, &flows, sender).err().map(|r| r.to_string()));
         if refusal.is_none() {
             self.take_over(&flows);
         }
@@ -349,7 +351,7 @@ impl Job {
         let h = &packet.header;
         let job_ring = JobRing(h.ring);
         let ring = self.ring(job_ring).ok()?.id;
-        let at_work = self.flows.iter().find(|f| f.ring == ring && f.rank == Rank(h.rank));
+        let at_work = self.flows.iter().find(|f| f.ring == ring && f.member == Rank(h.rank));
         if let Some(f) = at_work.filter(|f| (f.src, f.ifindex) != (packet.src, packet.ifindex)) {
             return Some(format!("the rank is at work from {}", f.src));
         }
@@ -364,7 +366,7 @@ impl Job {
             let ring = self.rings[ring.0 as usize].id;
             FlowSpec {
                 ring,
-                rank,
+                member: rank,
                 base_psn: psn,
                 ifindex,
                 src,

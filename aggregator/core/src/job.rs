@@ -329,7 +329,7 @@ impl Job {
     pub(super) fn uplink_flow(&self, flows: &[FlowSpec]) -> Option<(Rank, u32)> {
         self.spec.members.uplink.as_ref()?;
         let up = Rank(self.spec.member_count() - 1);
-        let flow = flows.iter().find(|f| f.ring == self.rings[0].id && f.rank == up)?;
+        let flow = flows.iter().find(|f| f.ring == self.rings[0].id && f.member == up)?;
         Some((up, flow.ifindex))
     }
 
@@ -362,10 +362,11 @@ impl Job {
         self.numbered_rings().find(|(_, ring)| ring.id == id).map(|(ring, _)| ring)
     }
 
-    /// Interface of each rank in a ring whose flows are all registered.
+    /// Interface of each member of a ring whose flows are all registered.
     fn ports(&self, ring: RingNumber) -> Vec<u32> {
-        let port =
-            |rank| self.flows.iter().find(|f| f.ring == ring && f.rank == rank).map(|f| f.ifindex);
+        let port = |member| {
+            self.flows.iter().find(|f| f.ring == ring && f.member == member).map(|f| f.ifindex)
+        };
         Rank::all(self.spec.member_count()).filter_map(port).collect()
     }
 
@@ -373,8 +374,8 @@ impl Job {
     /// the box.
     pub fn neighbours_behind_one_port(&self) -> Option<(&FlowSpec, &FlowSpec)> {
         self.flows.iter().find_map(|f| {
-            let next = (f.ring, f.rank.next(self.spec.member_count()), f.ifindex);
-            let is_next = |o: &&FlowSpec| (o.ring, o.rank, o.ifindex) == next;
+            let next = (f.ring, f.member.next(self.spec.member_count()), f.ifindex);
+            let is_next = |o: &&FlowSpec| (o.ring, o.member, o.ifindex) == next;
             Some((f, self.flows.iter().find(is_next)?))
         })
     }

@@ -241,7 +241,7 @@ impl Controller {
             if let Some(flow) = job.flows.iter().find(|f| gone.contains(&f.ifindex)) {
                 let why = format!(
                     "rank {}: its port {} was removed",
-                    job.sender(flow.rank),
+                    job.sender(flow.member),
                     name(flow.ifindex)
                 );
                 actions.extend(job.fail(why));
@@ -319,8 +319,8 @@ impl Controller {
 
     fn routed_connection(&self, job: &Job, flow: &FlowSpec) -> Option<RoutedConnection> {
         let own = self.router(flow.ifindex)?;
-        let next = flow.rank.next(job.spec.member_count());
-        let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.rank == next);
+        let next = flow.member.next(job.spec.member_count());
+        let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.member == next);
         let to = HopKey { ring: flow.ring, member: next.0 };
         Some(RoutedConnection { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
     }
@@ -494,7 +494,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Registers a flow by hand.
+    /// Registers a flow by hand. Its `member` is a rank of the job; the member that this rank's
+    /// connection belongs to replaces it.
     pub fn add_flow(
         &mut self,
         name: &str,
@@ -512,14 +513,14 @@ impl Controller {
             )));
         }
         flow.ring = job.ring(ring)?.id;
-        let rank = flow.rank;
+        let rank = flow.member;
         self.place(job, &mut flow)?;
         if flow.src.is_ipv4() != flow.dst.is_ipv4() {
             let message =
                 format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);
             return Err(Refusal::Invalid(message));
         }
-        if job.flows.iter().any(|f| f.ring == flow.ring && f.rank == flow.rank) {
+        if job.flows.iter().any(|f| f.ring == flow.ring && f.member == flow.member) {
             return Err(Refusal::Exists(format!(
                 "--rank {rank}: has its flow in ring {ring} already"
             )));
@@ -528,7 +529,8 @@ impl Controller {
         self.check_key(&flow)?;
         let mut all = self.job(name)?.flows.clone();
         all.push(flow.clone());
-        self.check_owners(name, &all)?;
+        let spec = &self.job(name)?.spec;
+        self.check_owners(name, &all, |member| spec.sender(member))?;
         self.take_over(std::slice::from_ref(&flow));
         let job = self.job_mut(name)?;
         job.flows.push(flow.clone());
@@ -539,7 +541,7 @@ impl Controller {
 
     /// Finds the member that a rank's flow belongs to.
     fn place(&self, job: &Job, flow: &mut FlowSpec) -> Result<(), Refusal> {
-        let (spec, rank) = (&job.spec, flow.rank);
+        let (spec, rank) = (&job.spec, flow.member);
         let invalid = |message: String| Err(Refusal::Invalid(message));
         if rank.0 >= spec.ranks {
             return invalid(format!("--rank {rank}: the job has ranks 0 to {}", spec.ranks - 1));
@@ -575,7 +577,7 @@ impl Controller {
                 ));
             }
         }
-        flow.rank = Rank(number);
+        flow.member = Rank(number);
         flow.group_mark = member.group_mark();
         Ok(())
     }

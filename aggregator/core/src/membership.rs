@@ -304,14 +304,14 @@ impl Controller {
             return actions;
         }
         for (r, ring) in job.rings.iter().enumerate() {
-            for (&rank, next) in order.iter().zip(order.iter().cycle().skip(1)) {
-                let [Some(w), Some(next)] = [&rank, next].map(|rank| forming.ranks.get(rank))
-                else {
+            let neighbours = order.iter().zip(order.iter().cycle().skip(1));
+            for (member, (rank, next)) in (0..).map(Rank).zip(neighbours) {
+                let [Some(w), Some(next)] = [rank, next].map(|rank| forming.ranks.get(rank)) else {
                     return Vec::new();
                 };
                 flows.push(FlowSpec {
                     ring: ring.id,
-                    rank,
+                    member,
                     base_psn: Psn::new(w.address.rings[r].first_psn),
                     ifindex: w.ifindex,
                     src: w.address.ip,
@@ -322,12 +322,13 @@ impl Controller {
                 });
             }
         }
+        let sender = |member: Rank| order[member.0 as usize];
         let refusal = forming
             .one_address_twice()
             .or(own_neighbour)
-            .or_else(|| self.kept_apart(&flows))
-            .or_else(|| self.contradiction(name, &flows))
-            .or_else(|| self.check_owners(name, &flows).err());
+            .or_else(|| self.kept_apart(&flows, sender))
+            .or_else(|| self.contradiction(name, &flows, sender))
+            .or_else(|| self.check_owners(name, &flows, sender).err());
         if refusal.is_none() {
             self.take_over(&flows);
         }
@@ -335,8 +336,6 @@ impl Controller {
         if let Some(refusal) = refusal {
             return job.dismiss_waiters(&refusal);
         }
-        let places = Rank::all(order.len() as u32).cycle();
-        flows.iter_mut().zip(places).for_each(|(flow, place)| flow.rank = place);
         let Some(forming) = job.forming.take() else { return Vec::new() };
         job.spec.ranks = forming.size;
         // Rings start empty. A single rank with go-back-N requires all results in order.
@@ -382,8 +381,8 @@ impl Controller {
     }
 
     /// Why neighbours in a ring cannot reach each other over the bridge, if so. Routed connections
-    /// do not use the bridge.
-    fn kept_apart(&self, flows: &[FlowSpec]) -> Option<Refusal> {
+    /// do not use the bridge. `sender`: the rank that owns a member's connection.
+    fn kept_apart(&self, flows: &[FlowSpec], sender: impl Fn(Rank) -> Rank) -> Option<Refusal> {
         let bridge = |flow: &FlowSpec| self.isolated.get(&flow.ifindex);
         let apart = |flow: &FlowSpec, next: &FlowSpec| {
             (flow.ring, flow.dst) == (next.ring, next.src)
@@ -400,12 +399,19 @@ impl Controller {
         Some(Refusal::NotNow(format!(
             "rank {} is behind port {one} and rank {} behind port {other}, which are isolated from \
              each other: bridge link set dev {one} isolated off, and so {other}",
-            flow.rank, next.rank
+            sender(flow.member),
+            sender(next.member)
         )))
     }
 
-    /// Why flows cannot be registered for a job, if so.
-    pub(super) fn contradiction(&self, name: &str, flows: &[FlowSpec]) -> Option<Refusal> {
+    /// Why flows cannot be registered for a job, if so. `sender`: the rank that owns a member's
+    /// connection.
+    pub(super) fn contradiction(
+        &self,
+        name: &str,
+        flows: &[FlowSpec],
+        sender: impl Fn(Rank) -> Rank,
+    ) -> Option<Refusal> {
         let others: HashSet<FlowKey> = self
             .jobs
             .values()
@@ -415,12 +421,12 @@ impl Controller {
             .collect();
         let mut own = HashSet::new();
         flows.iter().find_map(|f| {
-            let FlowSpec { src, dst, rank, .. } = f;
+            let FlowSpec { src, dst, member, .. } = f;
             let qpn = f.qpn.get();
             if src.is_ipv4() != dst.is_ipv4() {
                 let message = format!(
-                    "rank {rank}: its address {src} and the next rank's, {dst}, are not of one \
-                     family"
+                    "rank {}: its address {src} and the next rank's, {dst}, are not of one family",
+                    sender(*member)
                 );
                 return Some(Refusal::Invalid(message));
             }

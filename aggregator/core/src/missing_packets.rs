@@ -45,7 +45,7 @@ pub fn misplaced(
         else {
             continue;
         };
-        let (rank, expected) = (job.sender(flow.rank), port_name(flow.ifindex));
+        let (rank, expected) = (job.sender(flow.member), port_name(flow.ifindex));
         // Other ranks receive at most 300 characters of this.
         let found = fatal(
             format!(

@@ -18,7 +18,7 @@ struct Claim<'a> {
     ifindex: u32,
     job: &'a Job,
     flow: &'a FlowSpec,
-    /// The rank that it is about.
+    /// The rank that owns the flow.
     rank: Rank,
 }
 
@@ -37,23 +37,24 @@ impl Claim<'_> {
 fn claims<'a>(
     job: &'a Job,
     flows: &'a [FlowSpec],
-    rank: impl Fn(Rank) -> Rank,
+    sender: impl Fn(Rank) -> Rank,
 ) -> impl Iterator<Item = Claim<'a>> {
     let by_boxes = flows.iter().filter(|f| f.group_mark != 0);
-    let places: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.rank), f.ifindex)).collect();
+    let ports: HashMap<_, _> = by_boxes.map(|f| ((f.ring, f.member), f.ifindex)).collect();
     let uplink_flow = job.uplink_flow(flows);
-    let further =
-        move |rank, ifindex| uplink_flow.is_some_and(|(up, first)| rank == up && ifindex != first);
+    let further = move |member, ifindex| {
+        uplink_flow.is_some_and(|(up, first)| member == up && ifindex != first)
+    };
     flows.iter().flat_map(move |flow| {
-        let next = flow.rank.next(job.spec.member_count());
-        let sender = (!further(flow.rank, flow.ifindex)).then_some(flow.ifindex);
-        let receiver = places.get(&(flow.ring, next)).filter(|&&ifindex| !further(next, ifindex));
+        let next = flow.member.next(job.spec.member_count());
+        let own = (!further(flow.member, flow.ifindex)).then_some(flow.ifindex);
+        let receiver = ports.get(&(flow.ring, next)).filter(|&&ifindex| !further(next, ifindex));
         let claims = [
-            sender.map(|ifindex| (Address::Ip(flow.src), ifindex)),
-            sender.and_then(|ifindex| Some((Address::Mac(flow.src_mac?), ifindex))),
+            own.map(|ifindex| (Address::Ip(flow.src), ifindex)),
+            own.and_then(|ifindex| Some((Address::Mac(flow.src_mac?), ifindex))),
             receiver.map(|&ifindex| (Address::Ip(flow.dst), ifindex)),
         ];
-        let rank = rank(flow.rank);
+        let rank = sender(flow.member);
         claims.into_iter().flatten().map(move |(address, ifindex)| Claim {
             address,
             ifindex,
@@ -66,12 +67,16 @@ fn claims<'a>(
 
 impl Controller {
     /// Checks that these flows, all flows of a job, do not place an address behind another port
-    /// than other flows do.
-    pub(super) fn check_owners(&self, name: &str, flows: &[FlowSpec]) -> Result<(), Refusal> {
+    /// than other flows do. `sender`: the rank that owns a member's connection.
+    pub(super) fn check_owners(
+        &self,
+        name: &str,
+        flows: &[FlowSpec],
+        sender: impl Fn(Rank) -> Rank,
+    ) -> Result<(), Refusal> {
         let others = self.jobs.values().filter(|j| j.spec.name != name);
         let others = others.flat_map(|j| claims(j, &j.flows, |member| j.sender(member)));
-        let job = self.job(name)?;
-        let own = claims(job, flows, |member| job.spec.sender(member));
+        let own = claims(self.job(name)?, flows, sender);
         let mut known: HashMap<Address, Claim<'_>> = HashMap::new();
         for claim in others.chain(own) {
             if self.own.contains(&claim.address) {

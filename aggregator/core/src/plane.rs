@@ -20,12 +20,12 @@ pub struct RingSpec {
     pub config: RingConfig,
 }
 
-/// A flow, as the controller specifies it: rank `rank`'s connection to the next rank.
+/// A flow, as the controller specifies it: a member's connection to the next member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowSpec {
     pub ring: RingNumber,
-    /// The sender's place in the ring.
-    pub rank: Rank,
+    /// The sender's place among the ring's members.
+    pub member: Rank,
     /// PSN of its first packet.
     pub base_psn: Psn,
     /// Interface at which its packets arrive.

@@ -167,7 +167,7 @@ impl Controller {
                 .map_err(|e| format!("job `{name}`: {e}"))?;
             let gone =
                 saved.flows.iter().find(|f| self.ports.iter().all(|p| p.ifindex != f.ifindex));
-            let gone = gone.map(|f| (f.rank, f.ifindex));
+            let gone = gone.map(|f| (f.member, f.ifindex));
             let mut job = Job::new(saved.spec, slots, rings);
             (job.flows, job.state, job.last_epoch) = (saved.flows, saved.state, saved.last_epoch);
             job.epoch = saved.epoch.map(|e| {

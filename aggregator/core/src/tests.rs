@@ -46,7 +46,7 @@ fn flow(rank: u32, ranks: u32) -> FlowSpec {
     let ip = |r: u32| IpAddr::from([10, 0, 0, r as u8 + 1]);
     FlowSpec {
         ring: RingNumber::NONE,
-        rank: Rank(rank),
+        member: Rank(rank),
         base_psn: Psn::new(5),
         ifindex: 10 + rank,
         src: ip(rank),
@@ -162,12 +162,12 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         change(&mut f);
         flows.push((0, f, expected));
     };
-    push(|f| f.rank = Rank(2), "--rank 2: the job has ranks 0 to 1");
+    push(|f| f.member = Rank(2), "--rank 2: the job has ranks 0 to 1");
     push(
         |f| f.src = "fd00::1".parse().unwrap(),
         "--dst 10.0.0.1: not of the same family as --src fd00::1",
     );
-    push(|f| f.rank = Rank(0), "--rank 0: has its flow in ring 0 already");
+    push(|f| f.member = Rank(0), "--rank 0: has its flow in ring 0 already");
     push(
         |f| (f.dst, f.qpn) = (flow(0, 2).dst, Qpn::new(100)),
         "a flow of job `taken` goes there already",
@@ -274,7 +274,7 @@ fn an_elastic_job_begins_with_as_many_ranks_as_they_say() {
             (size, size as usize, &State::Active)
         );
         assert_eq!(job.rings[0].config.members, size);
-        let to_last = job.flows.iter().find(|f| f.rank == Rank(size - 1)).unwrap().dst;
+        let to_last = job.flows.iter().find(|f| f.member == Rank(size - 1)).unwrap().dst;
         assert_eq!(to_last, job.flows[0].src, "the ring is not closed");
         // It takes no less memory, so a larger epoch always fits.
         assert_eq!(c.pool.used(), used);
@@ -806,12 +806,12 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
     let [Action::AddFlow(last), Action::ActivateRing(_, ports)] = &actions[..] else {
         panic!("{actions:?}")
     };
-    assert_eq!((last.rank, last.group_mark, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
+    assert_eq!((last.member, last.group_mark, &ports[..]), (Rank(1), 0, &[10, 11, 13][..]));
     let job = c.job("a").unwrap();
     assert!(
-        job.flows
-            .iter()
-            .any(|f| f.rank == Rank(2) && f.group_mark == TOTAL && job.sender(f.rank) == Rank(1))
+        job.flows.iter().any(|f| f.member == Rank(2)
+            && f.group_mark == TOTAL
+            && job.sender(f.member) == Rank(1))
     );
     let error = c.create_job(JobSpec { in_band: true, ..spec }).unwrap_err().to_string();
     assert!(error.contains("only some of the ranks"), "{error}");
@@ -920,7 +920,7 @@ fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused() {
 #[test]
 fn the_state_file_has_plain_numbers() {
     let flow = FlowSpec { ring: RingNumber(3), ..flow(0, 2) };
-    let text = r#"{"ring":3,"rank":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null,"group_mark":0}"#;
+    let text = r#"{"ring":3,"member":0,"base_psn":5,"ifindex":10,"src":"10.0.0.1","dst":"10.0.0.2","qpn":100,"src_mac":null,"group_mark":0}"#;
     assert_eq!(serde_json::to_string(&flow).unwrap(), text);
     assert_eq!(serde_json::from_str::<FlowSpec>(text).unwrap(), flow);
     assert_eq!(serde_json::to_value(spec("a", 2)).unwrap()["window"], 2);

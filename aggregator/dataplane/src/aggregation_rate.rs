@@ -98,7 +98,7 @@ fn ip(rank: u32) -> [u8; 4] {
 fn flow(ring: &RingSpec, rank: u32) -> FlowSpec {
     FlowSpec {
         ring: ring.id,
-        rank: Rank(rank),
+        member: Rank(rank),
         base_psn: Psn::new(0),
         ifindex: LOOPBACK,
         src: ip(rank).into(),

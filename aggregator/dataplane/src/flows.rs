@@ -28,7 +28,7 @@ impl BpfDataPlane {
         }
         let value = Flow {
             ring: flow.ring,
-            rank: flow.rank.0,
+            rank: flow.member.0,
             base_psn: flow.base_psn.get(),
             ifindex: flow.ifindex,
             src_ip: mapped(flow.src),

@@ -58,7 +58,7 @@ impl BpfDataPlane {
             Ok((
                 self.maps_of(ring.id)?
                     .headers
-                    .get(&(slot * ring.config.members + flow.rank.0), 0)?,
+                    .get(&(slot * ring.config.members + flow.member.0), 0)?,
                 held.index,
                 held.len.into(),
             ))

@@ -29,8 +29,9 @@ impl BpfDataPlane {
         self.replace_egress(ring.id)?;
         let map = self.hash::<FlowKey, Flow>(maps::FLOWS)?;
         Ok(flows.iter().filter(|f| f.ring == ring.id).all(|f| {
-            map.get(&f.key(), 0)
-                .is_ok_and(|v| (v.ring, v.rank, v.base_psn) == (f.ring, f.rank.0, f.base_psn.get()))
+            map.get(&f.key(), 0).is_ok_and(|v| {
+                (v.ring, v.rank, v.base_psn) == (f.ring, f.member.0, f.base_psn.get())
+            })
         }))
     }
 

@@ -175,7 +175,7 @@ fn each_order_is_one_by_which_a_box_sums() {
             for f in &order.flows {
                 let flow = FlowSpec {
                     ring: RingNumber::NONE,
-                    rank: Rank(f.rank),
+                    member: Rank(f.rank),
                     base_psn: Psn::new(f.psn),
                     ifindex: 1 + names.iter().position(|name| *name == f.port).unwrap() as u32,
                     src: f.src.parse().unwrap(),

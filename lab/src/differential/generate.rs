@@ -95,7 +95,7 @@ fn flow(ring: &RingSpec, rank: u32, v6: bool) -> FlowSpec {
     };
     FlowSpec {
         ring: ring.id,
-        rank: Rank(rank),
+        member: Rank(rank),
         base_psn: Psn::default().minus(16 * rank + ring.id.0),
         ifindex: BOND,
         src: ip(rank),

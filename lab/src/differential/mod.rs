@@ -380,7 +380,7 @@ impl Differential {
                 ensure!(
                     Some(got) == expected,
                     "rank {}: {got:02x?}, should be {expected:02x?}",
-                    flow.rank
+                    flow.member
                 );
             }
         }

@@ -478,7 +478,7 @@ impl Model {
                     && op.is_last()
                     && frame.bth_offset() + frame.udp_payload == frame.payload() + ICRC_LEN;
                 if empty {
-                    let FlowSpec { ring, rank, .. } = flow.spec;
+                    let FlowSpec { ring, member: rank, .. } = flow.spec;
                     self.rings.get_mut(&ring).expect("a flow's ring").state.stopped = rank.0 + 1;
                     return Err(Counter::LayoutMismatch);
                 }
@@ -522,7 +522,7 @@ impl Model {
         flow: usize,
         len: usize,
     ) -> Verdict {
-        let FlowSpec { ring: id, rank: Rank(rank), base_psn, .. } = self.flows[flow].1.spec;
+        let FlowSpec { ring: id, member: Rank(rank), base_psn, .. } = self.flows[flow].1.spec;
         let index = serial::sub(frame.bth.psn, base_psn.get());
         let ring = self.rings.get_mut(&id).expect("a flow's ring");
         let config = ring.config;

@@ -17,7 +17,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
     let Some(slot) = ring.view.front() else { return Default::default() };
     let low = ring.view.state.low;
     let len = |r: &MemberEvidence| {
-        if slot.contributors & 1 << r.flow.rank.0 != 0 {
+        if slot.contributors & 1 << r.flow.member.0 != 0 {
             return Some(u32::from(slot.len));
         }
         // A newer refusal for another reason takes precedence.
@@ -50,7 +50,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
                 let who = behind.map(|behind| behind + " ").unwrap_or_default();
                 Finding {
                     ring: Some(ring.ring),
-                    rank: Some(rank.flow.rank),
+                    rank: Some(rank.flow.member),
                     what: format!(
                         "{who}sends {len} bytes at index {low}, where {} send {usual}",
                         names(by)
@@ -84,7 +84,7 @@ pub(super) fn compare(ring: &RingEvidence) -> (Vec<Finding>, Vec<Rank>) {
             }]
         }
     };
-    (findings, by_len.into_values().flatten().map(|rank| rank.flow.rank).collect())
+    (findings, by_len.into_values().flatten().map(|rank| rank.flow.member).collect())
 }
 
 fn names(ranks: &[&MemberEvidence]) -> String {
@@ -147,7 +147,7 @@ mod tests {
             let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
             let flow = FlowSpec {
                 ring: RingNumber(1),
-                rank: Rank(rank as u32),
+                member: Rank(rank as u32),
                 base_psn,
                 ifindex: 1,
                 src: ip,
@@ -156,7 +156,7 @@ mod tests {
                 src_mac: None,
                 group_mark: 0,
             };
-            let (sender, member) = (flow.rank, Member::Rank(rank as u32));
+            let (sender, member) = (flow.member, Member::Rank(rank as u32));
             MemberEvidence {
                 flow,
                 sender,
@@ -216,7 +216,7 @@ mod tests {
             1024 bytes by ranks 0-3 behind swp1; netsum cannot know which are wrong";
         assert_eq!((&*findings[0].what, &*findings[0].next), (what, COMPARE));
         let mut third = evidence.members[0].clone();
-        third.flow.rank = Rank(2);
+        third.flow.member = Rank(2);
         third.member = Member::Rank(8);
         evidence.view.slot.contributors |= 4;
         third.sender = Rank(8);

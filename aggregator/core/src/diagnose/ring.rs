@@ -22,7 +22,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
     };
     let lacking = |r: &MemberEvidence| Finding {
         behind: r.asks_behind(),
-        ..here(r.flow.rank, missing_rank(ring, r, unknown_flows))
+        ..here(r.flow.member, missing_rank(ring, r, unknown_flows))
     };
     if let Some(rank) = view.state.stopped.checked_sub(1)
         && let Some(evidence) = ring.members.get(rank as usize)
@@ -47,7 +47,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
     let (mut findings, disagree) = lengths::compare(ring);
     // A rank whose packets were never accepted is at fault even if other ranks have not sent yet.
     let never = |r: &&MemberEvidence| {
-        !disagree.contains(&r.flow.rank)
+        !disagree.contains(&r.flow.member)
             && !accepted(r, view)
             && (r.seen.packets > 0 || talks_elsewhere(r, unknown_flows))
     };
@@ -64,7 +64,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
         findings.extend(
             ring.members
                 .iter()
-                .filter_map(|r| not_acknowledged(ring, r).map(|f| here(r.flow.rank, f))),
+                .filter_map(|r| not_acknowledged(ring, r).map(|f| here(r.flow.member, f))),
         );
     }
     findings
@@ -72,8 +72,8 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
 
 /// Whether the slot machine has accepted a contribution of the rank.
 fn accepted(rank: &MemberEvidence, view: &RingView) -> bool {
-    view.state.expected[rank.flow.rank.0 as usize] != 0
-        || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.rank.0 != 0)
+    view.state.expected[rank.flow.member.0 as usize] != 0
+        || view.front().is_some_and(|s| s.contributors & 1 << rank.flow.member.0 != 0)
 }
 
 fn talks_elsewhere(rank: &MemberEvidence, unknown_flows: &[UnknownFlow]) -> bool {
@@ -111,7 +111,7 @@ fn missing_rank(
     }
     if seen.packets == 0 {
         let (what, mut next) = nothing_came(rank, unknown_flow_of(rank, unknown_flows));
-        let neighbour = ring.after(flow.rank);
+        let neighbour = ring.after(flow.member);
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
                 "{} is behind {}, too, so their packets to each other bypass the box; number the \
@@ -268,7 +268,7 @@ fn not_acknowledged(ring: &RingEvidence, rank: &MemberEvidence) -> Option<(Strin
     if rank.moved == 0 || !again {
         return None;
     }
-    let (next, receiver) = (ring.after(rank.flow.rank), ring.receiver(rank));
+    let (next, receiver) = (ring.after(rank.flow.member), ring.receiver(rank));
     Some((
         format!(
             "keeps retransmitting PSN {:#x}, whose sum has been released: {receiver} behind {} \
@@ -322,7 +322,7 @@ mod tests {
         let ranks = seen.iter().zip(0..).map(|(&seen, rank)| MemberEvidence {
             flow: FlowSpec {
                 ring: RingNumber(1),
-                rank: Rank(rank),
+                member: Rank(rank),
                 base_psn: Psn::default(),
                 ifindex: 3 + rank,
                 src: [10, 0, 0, 1 + rank as u8].into(),

@@ -112,7 +112,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
         let Action::AddFlow(flow) = flow else { panic!("{flow:?}") };
         let p = packet(rank as u32, 1);
         assert_eq!(
-            (flow.rank, flow.base_psn, flow.ifindex),
+            (flow.member, flow.base_psn, flow.ifindex),
             (Rank(p.header.rank), p.psn, p.ifindex)
         );
         assert_eq!(
@@ -263,7 +263,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
     c.create_job(other).unwrap();
     let flow = |rank: u32| FlowSpec {
         ring: RingNumber::NONE,
-        rank: Rank(rank),
+        member: Rank(rank),
         base_psn: Psn::new(5),
         ifindex: 13,
         src: IpAddr::from([10, 0, 0, 1 + 6 * rank as u8]),
@@ -412,7 +412,7 @@ fn jobs_in_band_are_told_from_others() {
     );
     let flow = FlowSpec {
         ring: RingNumber::NONE,
-        rank: Rank(0),
+        member: Rank(0),
         base_psn: Psn::default(),
         ifindex: 10,
         src: IpAddr::from([10, 0, 0, 1]),
