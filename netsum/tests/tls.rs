@@ -59,24 +59,24 @@ async fn workers_need_a_certificate_of_the_right_authority() {
         (
             2,
             with(Some(foreign)),
-            "foreign.crt): it is not signed by the authority that the daemon trusts",
+            "foreign.crt): it is not signed by the authority that the controller trusts",
         ),
         (3, with(Some(expired)), "expired.crt): it has expired"),
         (
             4,
             Some(Tls { ca: theirs.ca(), ..good("rank0") }),
-            "the daemon's certificate is not signed by an authority in",
+            "the controller's certificate is not signed by an authority in",
         ),
     ] {
         let error = refused(&d, test, tls).await;
         // If the alert stays unread, see `suspicion`, the error names the certificate's owner, but
         // not the reason.
         let (whose, _) = expected.split_once(':').unwrap_or((expected, ""));
-        let unread = error.contains("perhaps the daemon refuses this worker's certificate (");
+        let unread = error.contains("perhaps the controller refuses this worker's certificate (");
         assert!(error.contains(expected) || unread && error.contains(whose), "{error}");
     }
     let error = refused(&d, 5, None).await;
-    assert!(error.contains("the daemon may require TLS"), "{error}");
+    assert!(error.contains("the controller may require TLS"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,7 +97,7 @@ async fn a_daemon_with_a_foreign_certificate_is_refused() {
         d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
         let error = refused(&d, 6 + test, Some(Tls { ca: ours.ca(), identity: None })).await;
         assert!(
-            error.contains("the daemon's certificate is refused") && error.contains(expected),
+            error.contains("the controller's certificate is refused") && error.contains(expected),
             "{error}"
         );
     }
@@ -105,7 +105,7 @@ async fn a_daemon_with_a_foreign_certificate_is_refused() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2 --token sesame").await.unwrap();
     let error = refused(&d, 4, Some(Tls { ca: ours.ca(), identity: None })).await;
-    assert!(error.contains("the daemon does not speak TLS on this port"), "{error}");
+    assert!(error.contains("the controller does not speak TLS on this port"), "{error}");
 }
 
 #[test]

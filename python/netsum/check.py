@@ -1,11 +1,12 @@
 """Check what is missing on this machine: python -m netsum.check
 
-Checks what netsum.init() would use: the settings NETSUM_NAME of the environment, the box's daemon,
-this rank's address, sockets, adapters. Sends nothing except a connection to the daemon. Exits with
-1 if something is missing.
+Checks what netsum.init() would use: the settings NETSUM_NAME of the environment, the controller,
+this rank's address, sockets, adapters. Sends nothing, but connects to the controller. Exits with 1
+if something is missing.
 
     rank, ranks, local_rank      also from torchrun, Open MPI, MPICH and Slurm's srun
-    controller                   HOST:PORT of the box's daemon; default: the host "netsum"
+    controller                   HOST:PORT of the box's daemon, or of a fabric's manager; default:
+                                 the host "netsum"
     job, token                   as `netsum job create` prints them
     group                        connects ranks of the job's ranks as a group of this name
     ip                           this rank's address; of several with commas, local_rank chooses;
@@ -62,14 +63,14 @@ def find():
 
 
 def controller(address):
-    """Checks that a daemon listens there."""
+    """Checks that a controller listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-        return True, f"the box's daemon at {address}", ""
+        return True, f"the controller at {address}", ""
     except (OSError, ValueError) as error:
         hint = "check that NETSUM_CONTROLLER is right and that `netsum run` runs there"
-        return False, f"the box's daemon at {address}: {error}", hint
+        return False, f"the controller at {address}: {error}", hint
 
 
 def own_address(ip):

@@ -14,7 +14,7 @@ class ArgumentError(Error, ValueError):
 
 
 class ControllerError(Error):
-    """The box's daemon could not be reached, refused, or ranks are missing."""
+    """The controller could not be reached, it refused, or ranks are missing."""
 
 
 class _OfRank(Error):

@@ -142,7 +142,7 @@ class Settings(unittest.TestCase):
             connect_timeout=0.3,
         )
 
-    def test_no_daemon_is_told(self):
+    def test_a_controller_that_is_not_there_is_named(self):
         with self.assertRaises(netsum.ControllerError) as raised:
             netsum.init(
                 rank=0, ranks=2, controller="127.0.0.1:1", job="a", token="b", connect_timeout=0.3
@@ -166,7 +166,7 @@ class Check(unittest.TestCase):
         controller = {"NETSUM_CONTROLLER": "127.0.0.1:1", "NETSUM_JOB": "j", "NETSUM_TOKEN": "t"}
         done = self.check(RANK="0", WORLD_SIZE="2", **controller)
         self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertIn("MISSING the box's daemon at 127.0.0.1:1", done.stdout)
+        self.assertIn("MISSING the controller at 127.0.0.1:1", done.stdout)
 
     def test_says_what_is_there(self):
         done = self.check(RANK="1", WORLD_SIZE="2", NETSUM_PEERS=",".join(addresses(2)))

@@ -225,7 +225,7 @@ fn a_job_that_was_being_changed_or_has_lost_a_port_ends_with_a_reason() {
     // Its ranks get an error or the right sum from a ring, but not a wrong sum.
     let files = group.order_all_reduce("i32", 1000, 2).unwrap();
     if let Err(error) = group.check_all_reduce("i32", 1000, 2, &files) {
-        assert!(error.to_string().contains("the daemon was started again"), "{error:#}");
+        assert!(error.to_string().contains("the controller was restarted"), "{error:#}");
     }
     drop(group);
     cluster.netsum(&["job", "delete", "half"]).unwrap();

@@ -310,8 +310,9 @@ impl<B: Backend> Worker for WorkerService<B> {
         };
         let answer = receiver.await;
         waiting.is_over = true;
-        let epoch =
-            answer.map_err(|_| Status::unavailable("the daemon is stopping"))?.map_err(refused)?;
+        let epoch = answer
+            .map_err(|_| Status::unavailable("the controller is stopping"))?
+            .map_err(refused)?;
         let inner = self.shared().lock();
         let job = inner.controller.job_for(&r.job, &r.token).map_err(refused)?;
         let Some(current) = job.epoch.as_ref().filter(|e| e.number == epoch) else {

@@ -187,7 +187,7 @@ impl Controller {
                 Some(format!("rank {rank}: its port (interface {ifindex}) was removed"))
             });
             if let Some(why) = why {
-                actions.extend(job.fail(format!("the daemon was started again, and {why}")));
+                actions.extend(job.fail(format!("the controller was restarted, and {why}")));
             }
             self.jobs.insert(name, job);
         }

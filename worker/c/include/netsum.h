@@ -26,7 +26,7 @@ typedef enum {
   NETSUM_ERROR_ARGUMENT = 1,
   // A setting is missing or wrong, or contradicts the job's.
   NETSUM_ERROR_CONFIG = 2,
-  // The box's daemon could not be reached, refused, or ranks are missing.
+  // The controller could not be reached, it refused, or ranks are missing.
   NETSUM_ERROR_CONTROLLER = 3,
   // A rank did not answer when the connections were opened: netsum_error_rank().
   NETSUM_ERROR_UNREACHABLE = 4,

@@ -116,7 +116,7 @@ pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
             let control = Control::new(address, &name(config, job), token, config.tls.as_ref())?;
             Ok(if config.secret.is_some() { control.sealed() } else { control })
         }
-        Bootstrap::Static { .. } => wrong("no daemon".to_owned()),
+        Bootstrap::Static { .. } => wrong("no controller".to_owned()),
     }
 }
 
@@ -263,8 +263,8 @@ fn join(
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
     if reply.on_host_ring && config.rank == 0 {
         log::warn!(
-            "rank 0: no box sums job {job} now: the ranks sum over the hosts' ring; the daemon's \
-             log has the reason"
+            "rank 0: no box sums job {job} now: the ranks sum over the hosts' ring; the \
+             controller's log has the reason"
         );
     }
     Ok(Membership { shape, ranks, names, heartbeat })

@@ -495,7 +495,7 @@ fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Resul
         if let Err(mpsc::SendError(Ok((_, Membership { heartbeat: Some(mut heartbeat), .. })))) =
             sender.send(joined)
         {
-            heartbeat.stop(Err("the rank gave up before the daemon answered".to_owned()));
+            heartbeat.stop(Err("the rank gave up before the controller answered".to_owned()));
         }
     };
     std::thread::Builder::new()

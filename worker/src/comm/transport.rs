@@ -22,7 +22,7 @@ pub(crate) fn open(config: &CommConfig, when: Bind) -> Result<Box<dyn Network>, 
         Transport::Auto => gid::find(Path::new(gid::SYSFS), ip),
         Transport::Verbs if listed => {
             let text = "transport verbs: an adapter chooses its own queue pair numbers, which \
-                        ranks exchange through the daemon: set NETSUM_CONTROLLER instead of a \
+                        ranks exchange through the controller: set NETSUM_CONTROLLER instead of a \
                         list of addresses";
             return Err(Error::Config(text.to_owned()));
         }
@@ -90,7 +90,7 @@ mod tests {
         let listed =
             Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
         let text = refused(Transport::Verbs, listed).unwrap();
-        assert!(text.contains("exchange through the daemon"), "{text}");
+        assert!(text.contains("exchange through the controller"), "{text}");
         let daemon =
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
         let text = refused(Transport::Verbs, daemon).unwrap();

@@ -173,7 +173,7 @@ impl Heartbeat {
                 Err(reason) => control.abort(rank, epoch, &reason, wait),
             };
             if let Err(e) = sent {
-                log::debug!("rank {rank}: cannot report its end to the daemon: {e}");
+                log::debug!("rank {rank}: cannot report its end to the controller: {e}");
             }
         };
         let thread = std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! TLS to the daemon, and why it fails.
+//! TLS to the controller, and why it fails.
 
 use std::error::Error;
 use std::io;
@@ -24,31 +24,31 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
         // The first bytes of an alert, taken for HTTP/2, are a frame of 1.3 MB.
         let in_clear = find_text(error, "frame with invalid size");
         return in_clear
-            .then(|| "no gRPC in clear on this port: the daemon may require TLS".to_owned());
+            .then(|| "no gRPC in clear on this port: the controller may require TLS".to_owned());
     };
     let cause = find(error)?;
     let ca = files.ca.display();
     Some(match cause {
         Cause::Tls(Rustls::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-            format!("TLS: the daemon's certificate is not signed by an authority in {ca}")
+            format!("TLS: the controller's certificate is not signed by an authority in {ca}")
         }
         Cause::Tls(Rustls::InvalidCertificate(why)) => {
-            format!("TLS: the daemon's certificate is refused: {why}")
+            format!("TLS: the controller's certificate is refused: {why}")
         }
         Cause::Tls(Rustls::AlertReceived(alert)) => refused(&format!("{alert:?}"), files),
         Cause::Alert(alert) => refused(&alert, files),
         Cause::Tls(Rustls::InvalidMessage(_)) => {
-            "TLS: the daemon does not speak TLS on this port".to_owned()
+            "TLS: the controller does not speak TLS on this port".to_owned()
         }
         Cause::Tls(other) => format!("TLS: {other}"),
     })
 }
 
-/// A likely reason if a connection over TLS breaks before the first answer. In TLS 1.3 the daemon
+/// A likely reason if a connection over TLS breaks before the first answer. In TLS 1.3 the controller
 /// refuses a certificate after the worker has begun to send. The worker then sends to a closed
 /// connection, and may never read the alert with the reason.
 pub fn suspicion(files: &Tls) -> String {
-    format!("perhaps the daemon refuses this worker's certificate ({})", own(files))
+    format!("perhaps the controller refuses this worker's certificate ({})", own(files))
 }
 
 /// This worker's certificate.
@@ -59,22 +59,24 @@ fn own(files: &Tls) -> String {
     }
 }
 
-/// The meaning of the daemon's alert, by its name in RFC 8446, section 6.
+/// The meaning of the controller's alert, by its name in RFC 8446, section 6.
 fn refused(alert: &str, files: &Tls) -> String {
     let own = own(files);
     let why = match alert {
         "CertificateRequired" => "it asks for one",
         "CertificateExpired" => "it has expired",
-        "UnknownCA" | "DecryptError" => "it is not signed by the authority that the daemon trusts",
+        "UnknownCA" | "DecryptError" => {
+            "it is not signed by the authority that the controller trusts"
+        }
         "BadCertificate" | "CertificateUnknown" | "UnsupportedCertificate" => "it is not valid",
-        _ => return format!("TLS: the daemon ends the connection: {alert}"),
+        _ => return format!("TLS: the controller ends the connection: {alert}"),
     };
-    format!("TLS: the daemon refuses this worker's certificate ({own}): {why}")
+    format!("TLS: the controller refuses this worker's certificate ({own}): {why}")
 }
 
 enum Cause<'a> {
     Tls(&'a Rustls),
-    /// The name of an alert, where HTTP/2 has kept only the text of an error. In TLS 1.3 the daemon
+    /// The name of an alert, where HTTP/2 has kept only the text of an error. In TLS 1.3 the controller
     /// checks the worker's certificate after the worker has begun to send.
     Alert(String),
 }

@@ -132,7 +132,7 @@ pub struct Options {
     /// Print JSON instead of the table.
     #[arg(short = 'j', long)]
     pub json: bool,
-    /// HOST:PORT where the box's daemon listens for workers.
+    /// HOST:PORT of the controller: of a box's daemon, or of a fabric's manager.
     #[arg(long, env = "NETSUM_CONTROLLER", required_unless_present = "peers")]
     pub controller: Option<String>,
     /// Name of the job.
@@ -141,10 +141,10 @@ pub struct Options {
     /// The job's token.
     #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true, required_unless_present = "peers")]
     pub token: Option<String>,
-    /// Authority of the daemon's certificate, a PEM file: enables TLS to the daemon.
+    /// Authority of the controller's certificate, a PEM file: enables TLS to the controller.
     #[arg(long, env = "NETSUM_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// This worker's certificate, a PEM file, if the daemon requires one.
+    /// This worker's certificate, a PEM file, if the controller requires one.
     #[arg(
         long,
         env = "NETSUM_TLS_CERT",
@@ -156,7 +156,7 @@ pub struct Options {
     /// The certificate's private key, a PEM file.
     #[arg(long, env = "NETSUM_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Without a daemon: the addresses of all ranks, in rank order. The hosts' ring sums.
+    /// Without a controller: the addresses of all ranks, in rank order. The hosts' ring sums.
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["controller", "job", "token"])]
     pub peers: Option<Vec<IpAddr>>,
     /// With --peers: path MTU in bytes.
