@@ -246,13 +246,13 @@ fn ring_evidence(
         }
     });
     let members = members.collect();
-    let waits = inner
+    let stalled = inner
         .executor
         .watch
-        .waiting_since(ring.id)
+        .stalled_since(ring.id)
         .map(ago)
         .filter(|_| view.is_pending(ring.config.credit));
-    Ok(RingEvidence { ring: number, spec: ring.clone(), view, waits, members })
+    Ok(RingEvidence { ring: number, spec: ring.clone(), view, stalled, members })
 }
 
 fn unknown_flows(inner: &Inner) -> anyhow::Result<Vec<UnknownFlow>> {
@@ -272,7 +272,7 @@ fn unknown_flows(inner: &Inner) -> anyhow::Result<Vec<UnknownFlow>> {
 fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     let low = ring.view.state.low;
     let missing =
-        if ring.waits.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
+        if ring.stalled.is_some() { ring.view.missing(&ring.spec.config) } else { Vec::new() };
     let ranks = ring.members.iter().map(|r| {
         let Rank(member) = r.flow.member;
         let expected = ring.view.state.expected[member as usize];
@@ -297,7 +297,7 @@ fn ring_message(ring: &RingEvidence) -> api::RingDiagnosis {
     api::RingDiagnosis {
         ring: ring.ring.0,
         low,
-        stalled_ms: ring.waits.map(|t| t.as_millis() as u64),
+        stalled_ms: ring.stalled.map(|t| t.as_millis() as u64),
         credit: ring.spec.config.credit,
         ranks: ranks.collect(),
         missing: missing.into_iter().map(|rank| ring.members[rank.0 as usize].sender.0).collect(),

@@ -23,7 +23,7 @@ pub struct RingLoad {
     /// Fragments that each rank has sent beyond the released ones.
     pub credit_used: Vec<u32>,
     /// How long the ring has been stalled with something pending.
-    pub waits: Option<Duration>,
+    pub stalled: Option<Duration>,
 }
 
 /// A ring's flows in rank order.
@@ -56,14 +56,14 @@ pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<Ri
     }
     let view = view(inner, ring, &flows_of(job, ring.id))?;
     let pending = view.is_pending(ring.config.credit);
-    let waits = inner.executor.watch.waiting_since(ring.id).filter(|_| pending);
+    let since = inner.executor.watch.stalled_since(ring.id).filter(|_| pending);
     Ok(RingLoad {
         low: view.state.low,
         slots_used: view.slots_used(),
         credit_used: (0..view.ranks.len())
             .map(|rank| view.credit_used(rank, ring.config.credit))
             .collect(),
-        waits: waits.map(|since| Instant::now().saturating_duration_since(since)),
+        stalled: since.map(|since| Instant::now().saturating_duration_since(since)),
     })
 }
 

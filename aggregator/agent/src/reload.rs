@@ -100,9 +100,9 @@ impl Reloader {
             inner.controller.set_tenants(new.tenants.clone());
             inner.executor.watch.set_timeouts(new.timeouts);
         }
-        let waits = self.config.needs_restart(&new);
-        if !waits.is_empty() {
-            log::warn!("takes effect at the next start: {}", waits.join(", "));
+        let later = self.config.needs_restart(&new);
+        if !later.is_empty() {
+            log::warn!("takes effect at the next start: {}", later.join(", "));
         }
         let Config { ports, memory, heartbeat_timeout, timeouts, tenants, .. } = new;
         self.config =

@@ -360,7 +360,7 @@ fn ring_message(
         low: load.low,
         credit: ring.config.credit,
         credit_used: load.credit_used,
-        stalled_ms: load.waits.map(|t| t.as_millis() as u64),
+        stalled_ms: load.stalled.map(|t| t.as_millis() as u64),
     })
 }
 

@@ -84,7 +84,7 @@ pub fn diagnosis(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Res
                 let time = ms as f64 / 1000.0;
                 writeln!(
                     out,
-                    "ring {}: index {} waits for {time:.1} s  missing ranks {ranks}",
+                    "ring {}: stalled at index {} for {time:.1} s  missing ranks {ranks}",
                     r.ring, r.low
                 )?;
             }

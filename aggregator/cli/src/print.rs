@@ -188,14 +188,14 @@ pub fn rings(out: &mut impl Write, format: Format, rings: Vec<api::Ring>) -> Res
             attribute("mtu", r.mtu),
             attribute("memory", Size(r.memory)),
         ]);
-        let waits =
-            r.stalled_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
+        let stalled =
+            r.stalled_ms.map_or_else(|| "nothing pending".into(), |ms| format!("stalled {ms} ms"));
         entry.attributes(
             0,
             vec![
                 attribute("unreleased slots", format!("{}/{}", r.slots_used, r.slots)),
                 attribute("lowest unreleased index", r.low),
-                plain(waits),
+                plain(stalled),
             ],
         );
         let used = format!("credit {}, used by rank: {}", r.credit, list(&r.credit_used));

@@ -80,7 +80,7 @@ pub struct RingEvidence {
     /// The content of its maps.
     pub view: RingView,
     /// How long it has been stalled with something pending.
-    pub waits: Option<Duration>,
+    pub stalled: Option<Duration>,
     /// In the order of their connections.
     pub members: Vec<MemberEvidence>,
 }
@@ -204,7 +204,7 @@ fn of_job(
         });
     }
     if findings.is_empty() {
-        let (what, next) = if rings.iter().all(|r| r.waits.is_none()) {
+        let (what, next) = if rings.iter().all(|r| r.stalled.is_none()) {
             (IDLE, "the ranks are between two collectives; look at the application")
         } else {
             ("sums are in progress", "nothing")

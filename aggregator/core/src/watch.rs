@@ -199,7 +199,7 @@ impl Watch {
     }
 
     /// Since when a ring has been stalled with something pending.
-    pub fn waiting_since(&self, ring: RingNumber) -> Option<Instant> {
+    pub fn stalled_since(&self, ring: RingNumber) -> Option<Instant> {
         self.rings.get(&ring)?.pending
     }
 
@@ -262,7 +262,7 @@ mod tests {
             let v = view(4, 0, [Some(3), Some(3)]);
             assert_eq!(watch.observe(&ring(), &v, start + Duration::from_secs(s)), []);
         }
-        assert_eq!(watch.waiting_since(RING), None);
+        assert_eq!(watch.stalled_since(RING), None);
     }
 
     #[test]

@@ -302,7 +302,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             }
         }
     }
-    let waits = |w: Option<std::time::Duration>| Value::Real(w.unwrap_or_default().as_secs_f64());
+    let seconds = |t: Option<std::time::Duration>| Value::Real(t.unwrap_or_default().as_secs_f64());
     vec![
         info("ring", "the CPU that serves a ring", rings().map(cpu).collect()),
         gauge(
@@ -340,7 +340,7 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
             "ring_stalled",
             Some(Unit::Seconds),
             "time that a ring with pending sums has been stalled",
-            rings().map(|(labels, _, load)| (labels, waits(load.waits))).collect(),
+            rings().map(|(labels, _, load)| (labels, seconds(load.stalled))).collect(),
         ),
     ]
 }
@@ -427,7 +427,7 @@ mod tests {
             low: 7,
             slots_used: 2,
             credit_used: vec![2, 0],
-            waits: Some(Duration::from_millis(1500)),
+            stalled: Some(Duration::from_millis(1500)),
         };
         let mut timings = Timings::of_ranks(2);
         [40, 1_000, 70_000, u64::MAX >> 20].into_iter().for_each(|ns| timings.completion.add(ns));

@@ -402,14 +402,14 @@ fn ranks_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow, line: usize) {
 fn rings_table(frame: &mut Frame<'_>, area: Rect, row: &JobRow) {
     let shown = area.height.saturating_sub(2) as usize;
     let of_ring = |r: &netsum_api::v1::Ring| {
-        let waits =
-            r.stalled_ms.map_or_else(|| "nothing pending".into(), |ms| format!("waits {ms} ms"));
+        let stalled =
+            r.stalled_ms.map_or_else(|| "nothing pending".into(), |ms| format!("{ms} ms"));
         Row::new(vec![
             right(r.ring.to_string()),
             right(r.cpu.to_string()),
             right(format!("{}/{}", r.slots_used, r.slots)),
             right(r.low.to_string()),
-            Cell::from(waits),
+            Cell::from(stalled),
         ])
     };
     let widths = [4, 4, 16, 15, 20].map(Constraint::Length);

@@ -175,7 +175,7 @@ mod tests {
             ranks: ranks.iter().map(|r| r.seen).collect(),
             base_psns: ranks.iter().map(|r| r.flow.base_psn).collect(),
         };
-        RingEvidence { ring: JobRing(0), spec, view, waits: None, members: ranks }
+        RingEvidence { ring: JobRing(0), spec, view, stalled: None, members: ranks }
     }
 
     fn taken(len: u32) -> Option<(u32, bool, u32)> {

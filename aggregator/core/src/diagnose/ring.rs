@@ -29,7 +29,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
     {
         return vec![here(Rank(rank), refused(ring, evidence, Counter::LayoutMismatch))];
     }
-    if view.is_held_back() && ring.waits.is_some() {
+    if view.is_held_back() && ring.stalled.is_some() {
         return vec![Finding {
             ring: Some(ring.ring),
             rank: None,
@@ -52,7 +52,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
             && (r.seen.packets > 0 || talks_elsewhere(r, unknown_flows))
     };
     findings.extend(ring.members.iter().filter(never).map(lacking));
-    if ring.waits.is_some() {
+    if ring.stalled.is_some() {
         for rank in
             view.missing(&ring.spec.config).into_iter().filter(|rank| !disagree.contains(rank))
         {
@@ -349,7 +349,7 @@ mod tests {
                 ranks: seen.to_vec(),
                 base_psns: vec![Psn::default(); 2],
             },
-            waits: Some(Duration::from_secs(3)),
+            stalled: Some(Duration::from_secs(3)),
             members: ranks.collect(),
             spec,
         }
