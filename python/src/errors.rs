@@ -8,7 +8,9 @@ use pyo3::prelude::*;
 pub fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let (class, rank) = match error {
         Error::Config(_) => ("ConfigError", None),
-        Error::Argument(_) | Error::InFlight(_) | Error::Length { .. } => ("ArgumentError", None),
+        Error::Argument(_) | Error::InFlight(_) | Error::MessageSize { .. } => {
+            ("ArgumentError", None)
+        }
         Error::Controller { .. } => ("ControllerError", None),
         Error::Unreachable { rank, .. } => ("UnreachableError", Some(*rank)),
         Error::RankDied { rank, .. } => ("RankDiedError", Some(*rank)),

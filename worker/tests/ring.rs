@@ -377,9 +377,9 @@ fn a_rank_that_restarts_alone_learns_that_others_are_in_an_earlier_session() {
         both.wait();
         again.err()
     });
-    let why = UnreachableReason::Earlier;
+    let reason = UnreachableReason::EarlierSession;
     assert!(
-        matches!(&errors[0], Some(Error::Unreachable { rank: 1, why: w, .. }) if *w == why),
+        matches!(&errors[0], Some(Error::Unreachable { rank: 1, reason: r, .. }) if *r == reason),
         "{errors:?}"
     );
 }
@@ -400,9 +400,9 @@ fn peers_in_another_order_at_one_rank_are_named() {
         threads.map(|thread| thread.join().unwrap()).into()
     });
     // Rank 1 takes rank 0's address for rank 2's.
-    let other = UnreachableReason::OtherPlace(address(10, 0));
+    let other = UnreachableReason::MisorderedPeers(address(10, 0));
     assert!(
-        matches!(&errors[1], Error::Unreachable { rank: 0, why, .. } if *why == other),
+        matches!(&errors[1], Error::Unreachable { rank: 0, reason, .. } if *reason == other),
         "{errors:?}"
     );
     for error in errors {

@@ -107,7 +107,7 @@ fn train(
         model: model.to_owned(),
         steps: args.steps,
         seed: args.seed,
-        wire: "32bit",
+        width: "32bit",
     };
     let mut trainers = Trainers::start(cluster, &spec, summer)?;
     interrupt::check()?;

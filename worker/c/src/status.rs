@@ -88,7 +88,7 @@ pub fn status(call: impl FnOnce() -> Result<(), Error>) -> netsum_status {
 
 fn kind(error: &Error) -> (netsum_status, Option<u32>) {
     match error {
-        Error::Argument(_) | Error::InFlight(_) | Error::Length { .. } => {
+        Error::Argument(_) | Error::InFlight(_) | Error::MessageSize { .. } => {
             (NETSUM_ERROR_ARGUMENT, None)
         }
         Error::Config(_) => (NETSUM_ERROR_CONFIG, None),

@@ -33,18 +33,18 @@ fn stretch(first: &Position, last: &Position) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnreachableReason {
-    /// Nothing.
+    /// Nothing arrives from it.
     Silent,
-    /// The same, where a list has all ranks' addresses.
-    SilentOnList,
-    /// Packets arrive from it, but none of the path MTU, which is so many bytes.
-    Large(u32),
+    /// The same in a job with a list of peers, whose order may differ between ranks.
+    SilentOrMisordered,
+    /// Small packets arrive from it, but none of the path MTU, in bytes.
+    PathMtuTooLarge(u32),
     /// It sends over connections of an earlier session.
-    Earlier,
-    /// A rank at this address sends here as if the list had another order.
-    OtherPlace(IpAddr),
-    /// The daemon has named the cause, and what to do.
-    Cause(String),
+    EarlierSession,
+    /// A rank at this address sends here as if its list of peers had another order.
+    MisorderedPeers(IpAddr),
+    /// The controller has reported the cause, and what to do.
+    Reported(String),
 }
 
 impl std::fmt::Display for UnreachableReason {
@@ -53,11 +53,11 @@ impl std::fmt::Display for UnreachableReason {
             Self::Silent => {
                 f.write_str(": check that it runs, and that UDP port 4791 is not blocked")
             }
-            Self::SilentOnList => f.write_str(
+            Self::SilentOrMisordered => f.write_str(
                 ": check that it runs, that UDP port 4791 is not blocked, and that NETSUM_PEERS \
                  has the same order at all ranks",
             ),
-            Self::Large(mtu) => write!(
+            Self::PathMtuTooLarge(mtu) => write!(
                 f,
                 " with packets of the job's path MTU, {mtu} bytes, but small ones arrive: a hop on \
                  the path has an MTU below {}. Raise it there (`ping -M do -s {} ADDRESS` shows \
@@ -66,12 +66,12 @@ impl std::fmt::Display for UnreachableReason {
                 mtu + 80,
                 mtu + 52,
             ),
-            Self::Cause(cause) => write!(f, ": {cause}"),
-            Self::Earlier => f.write_str(
+            Self::Reported(cause) => write!(f, ": {cause}"),
+            Self::EarlierSession => f.write_str(
                 ": its process is still in an earlier session: end all ranks, and start them \
                  together",
             ),
-            Self::OtherPlace(ip) => write!(
+            Self::MisorderedPeers(ip) => write!(
                 f,
                 ": {ip} sends to this rank as if the ranks had another order: set NETSUM_PEERS to \
                  the same order at all ranks"
@@ -82,8 +82,8 @@ impl std::fmt::Display for UnreachableReason {
 
 /// Why a call on a communicator failed. The communicator can still be used after
 /// [`Error::NonFinite`], [`Error::NonFiniteTensors`], [`Error::Argument`], [`Error::InFlight`] and
-/// [`Error::Length`]; after other errors all further calls return the same error. If only some
-/// ranks get [`Error::Argument`] or [`Error::Length`] for a call, the others get
+/// [`Error::MessageSize`]; after other errors all further calls return the same error. If only some
+/// ranks get [`Error::Argument`] or [`Error::MessageSize`] for a call, the others get
 /// [`Error::Mismatch`], and no rank can use the communicator afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -116,7 +116,7 @@ pub enum Error {
         reason: String,
     },
     /// A neighbour did not answer when the connections were opened.
-    #[error("rank {rank} ({ip}) did not answer within {after:?}{why}")]
+    #[error("rank {rank} ({ip}) did not answer within {after:?}{reason}")]
     Unreachable {
         /// The previous rank in the ring.
         rank: u32,
@@ -125,7 +125,7 @@ pub enum Error {
         /// How long this rank waited.
         after: Duration,
         /// A likely reason.
-        why: UnreachableReason,
+        reason: UnreachableReason,
     },
     /// A rank has died, or the network to it has.
     #[error("rank {rank} died: {reason}")]
@@ -183,7 +183,7 @@ pub enum Error {
     Forked,
     /// The message size of the job has no room for this type.
     #[error("{dtype}: {reason}")]
-    Length {
+    MessageSize {
         /// Data type of the slice.
         dtype: Dtype,
         /// The sizes that have room.
@@ -222,7 +222,7 @@ impl Error {
             | Self::Argument(_)
             | Self::InFlight(_)
             | Self::Forked
-            | Self::Length { .. } => Self::RankDied { rank, reason: self.to_string() },
+            | Self::MessageSize { .. } => Self::RankDied { rank, reason: self.to_string() },
         }
     }
 }
@@ -233,16 +233,16 @@ mod tests {
 
     #[test]
     fn a_small_path_mtu_and_a_silent_rank_have_different_texts() {
-        let text = |why| {
+        let text = |reason| {
             let (ip, after) = ([10, 0, 0, 2].into(), Duration::from_secs(10));
-            Error::Unreachable { rank: 1, ip, after, why }.to_string()
+            Error::Unreachable { rank: 1, ip, after, reason }.to_string()
         };
         let silent = text(UnreachableReason::Silent);
         assert!(
             silent.ends_with("10s: check that it runs, and that UDP port 4791 is not blocked"),
             "{silent}"
         );
-        let large = text(UnreachableReason::Large(1024));
+        let large = text(UnreachableReason::PathMtuTooLarge(1024));
         assert!(large.contains("path MTU, 1024 bytes") && large.contains("below 1104"), "{large}");
     }
 

@@ -467,8 +467,10 @@ impl Areas {
 
     /// How vectors of this type are cut.
     fn cut(&self, dtype: Dtype, width: Width) -> Result<Cut, Error> {
-        let message =
-            self.layout.elements(dtype, width).map_err(|reason| Error::Length { dtype, reason })?;
+        let message = self
+            .layout
+            .elements(dtype, width)
+            .map_err(|reason| Error::MessageSize { dtype, reason })?;
         let messages = (self.part_bytes / (message * dtype.bytes())).max(1);
         Ok(Cut { rings: self.rings, message, chunk: self.rings * messages * message })
     }
@@ -699,7 +701,7 @@ impl Runner {
 
     /// Ends hierarchical sums, and sessions, at all ranks. Returns what this rank's caller gets.
     fn fail(&mut self, error: Error) -> Error {
-        if matches!(error, Error::Length { .. }) {
+        if matches!(error, Error::MessageSize { .. }) {
             return error;
         }
         let mut error = error;

@@ -205,7 +205,7 @@ impl Session {
                             // The promise reports an error to the caller. A call that only this
                             // rank may have refused is also announced to the others.
                             let started = core.start(call, data, promise, memory);
-                            if let Err(Error::Argument(_) | Error::Length { .. }) = started {
+                            if let Err(Error::Argument(_) | Error::MessageSize { .. }) = started {
                                 core.refuse();
                             }
                         }
@@ -577,7 +577,7 @@ fn establish(
     let is_listed = matches!(config.bootstrap, Bootstrap::Static { .. });
     let unreachable =
         |connections: &dyn Connections, missing, since: Instant, cause: Option<Cause>| {
-            let ((rank, ip), by_small) = (
+            let ((rank, ip), only_small) = (
                 if missing == MissingPackets::Acknowledgement { behind } else { before },
                 missing == MissingPackets::FullSize,
             );
@@ -588,22 +588,22 @@ fn establish(
             let is_certain = cause.as_ref().is_some_and(|cause| cause.is_certain);
             let stray =
                 connections.stray().filter(|ip| is_listed && ranks.iter().any(|r| r.ip == *ip));
-            let why = match stray {
+            let reason = match stray {
                 _ if cause.is_some() => {
-                    UnreachableReason::Cause(cause.map(|c| c.text).unwrap_or_default())
+                    UnreachableReason::Reported(cause.map(|c| c.text).unwrap_or_default())
                 }
-                _ if by_small => UnreachableReason::Large(shape.mtu),
-                _ if connections.previous_is_in_earlier() => UnreachableReason::Earlier,
-                Some(stray) => UnreachableReason::OtherPlace(stray),
-                None if is_listed => UnreachableReason::SilentOnList,
+                _ if only_small => UnreachableReason::PathMtuTooLarge(shape.mtu),
+                _ if connections.previous_is_in_earlier() => UnreachableReason::EarlierSession,
+                Some(stray) => UnreachableReason::MisorderedPeers(stray),
+                None if is_listed => UnreachableReason::SilentOrMisordered,
                 None => UnreachableReason::Silent,
             };
-            let after = match by_small {
+            let after = match only_small {
                 _ if is_certain => Duration::from_millis(since.elapsed().as_millis() as u64),
                 true => patience,
                 false => config.connect_timeout,
             };
-            Error::Unreachable { rank, ip, after, why }
+            Error::Unreachable { rank, ip, after, reason }
         };
     let met = core.wait_for_neighbours(
         started + config.connect_timeout,

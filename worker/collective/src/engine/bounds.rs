@@ -274,14 +274,14 @@ fn others_hear_whose_error_it_is_and_which() {
             rank: 4,
             ip,
             after: Duration::from_secs(1),
-            why: UnreachableReason::Silent,
+            reason: UnreachableReason::Silent,
         },
         Error::NonFinite { first: 1, end: 2 },
         Error::NonFiniteTensors { first: at(1), last: at(2) },
         Error::Closed,
         Error::Argument(text()),
         Error::Forked,
-        Error::Length { dtype: Dtype::F32, reason: text() },
+        Error::MessageSize { dtype: Dtype::F32, reason: text() },
     ];
     let told = own.map(|e| (e.clone(), Error::RankDied { rank: 7, reason: e.to_string() }));
     for (error, told) in as_it_is.map(|e| (e.clone(), e)).into_iter().chain(told) {

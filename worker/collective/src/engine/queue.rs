@@ -53,7 +53,7 @@ impl Engine {
         let (element, elements) = work.data().elements();
         let plan = if work.data().is_part() { Plan::of_part } else { Plan::new };
         let plan = plan(&self.settings.shape.layout, dtype, call.width, length)
-            .map_err(|reason| Error::Length { dtype, reason })?;
+            .map_err(|reason| Error::MessageSize { dtype, reason })?;
         if let Some(rank) = (0..self.member.ranks).find(|r| self.has_left(*r)) {
             // Not a failure of the session: others may still be in an operation that this rank has
             // completed.

@@ -415,8 +415,8 @@ impl Sim {
                 if elapsed >= self.spec.connect_timeout {
                     let previous = (rank + self.ips.len() - 1) % self.ips.len();
                     let (ip, after) = (self.ips[previous], self.spec.connect_timeout);
-                    let why = UnreachableReason::Silent;
-                    let error = Error::Unreachable { rank: previous as u32, ip, after, why };
+                    let reason = UnreachableReason::Silent;
+                    let error = Error::Unreachable { rank: previous as u32, ip, after, reason };
                     let calls = host.calls.drain(..);
                     host.results.extend(calls.map(|c| (Err(error.clone()), c.data, elapsed)));
                     host.engine.fail_to_connect(&mut host.stack, &error);
