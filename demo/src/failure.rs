@@ -121,7 +121,7 @@ pub(crate) mod tests {
 
     #[test]
     fn events_are_in_order() {
-        let said: Vec<String> =
+        let texts: Vec<String> =
             failure().moments().iter().map(|m| format!("{:.1} {}", m.at, m.what)).collect();
         let expected = [
             "4.0 netsum on spine0 is killed",
@@ -129,7 +129,7 @@ pub(crate) mod tests {
             "8.5 netsum on spine0 is started again",
             "9.1 the boxes sum again",
         ];
-        assert_eq!(said, expected);
+        assert_eq!(texts, expected);
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn finish(args: &Training, data: &Data, model: &Model, so_far: Trained) -> Resul
         std::fs::write(path, to_bytes(model.parameters()))
             .with_context(|| path.display().to_string())?;
     }
-    say(&Line::Trained(Trained {
+    print_line(&Line::Trained(Trained {
         accuracy: model.accuracy(&data.test),
         fingerprint: format!("{:016x}", fingerprint(model.parameters())),
         ..so_far
@@ -101,7 +101,7 @@ fn finish(args: &Training, data: &Data, model: &Model, so_far: Trained) -> Resul
 }
 
 /// Prints a line of JSON and flushes standard output.
-fn say(line: &Line) -> Result<()> {
+fn print_line(line: &Line) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, line)?;
     out.write_all(b"\n")?;

@@ -12,7 +12,7 @@ use netsum_demo::train::{Step, train};
 use netsum_demo::{LAYOUT, PATH_MTU};
 use netsum_worker::{Bootstrap, CommConfig, Communicator, Mode, Transport};
 
-use crate::{Training, finish, say};
+use crate::{Training, finish, print_line};
 
 /// Arguments of `netsum-demo rank`.
 #[derive(Args)]
@@ -80,7 +80,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
         transport: Transport::Udp,
         ..CommConfig::new(args.rank, ranks, args.ip, args.bootstrap())
     })?;
-    say(&Line::Connected)?;
+    print_line(&Line::Connected)?;
 
     let start = Instant::now();
     let (mut all_reduces, mut by_box) = (0, 0);
@@ -99,7 +99,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
     let progress = |s: Step| {
         // Continue without a reader: the other ranks need this one.
         let (took, by_box) = last.get();
-        let _ = say(&Line::Step { step: s.step, loss: s.loss, took, by_box });
+        let _ = print_line(&Line::Step { step: s.step, loss: s.loss, took, by_box });
     };
     let model = train(&config, &data, here, sum, progress)?;
     let seconds = start.elapsed().as_secs_f64();

@@ -18,14 +18,17 @@ fn netsum_demo(command: &str, ranks: usize, weights: &Path) -> Command {
 }
 
 fn lines(output: &Output) -> Vec<Line> {
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success(),
-        "{}\n{said}{}",
+        "{}\n{printed}{}",
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
-    said.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
+    printed
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}")))
+        .collect()
 }
 
 fn trained(lines: &[Line]) -> &Trained {
@@ -98,8 +101,8 @@ fn three_ranks_get_the_weights_of_one_process() {
 fn errors_name_the_wrong_arguments() {
     let refused = |args: &[&str], what: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_netsum-demo")).args(args).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(what), "{args:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && printed.contains(what), "{args:?}: {printed}");
     };
     refused(&["reference", "--ranks", "0"], "0 ranks");
     refused(&["reference", "--ranks", "4", "--epochs", "0"], "epochs 0");

@@ -88,22 +88,22 @@ impl Endpoints {
     }
 
     /// Returns the first answer. Several endpoints may get the request, so it must be idempotent.
-    async fn ask<T, F>(&self, question: impl Fn(Channel) -> F) -> Result<T>
+    async fn request<T, F>(&self, call: impl Fn(Channel) -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Status>>,
     {
         let (count, first) = (self.channels.len(), self.first.load(Ordering::Relaxed));
         let mut rest = (0..count).map(|n| (first + n) % count);
-        let (mut asked, mut why) = (FuturesUnordered::new(), None);
+        let (mut pending, mut why) = (FuturesUnordered::new(), None);
         let until = Instant::now() + TIMEOUT;
         loop {
             if let Some(n) = rest.next() {
-                let answer = question(self.channels[n].clone());
-                asked.push(async move { (n, answer.await) });
+                let answer = call(self.channels[n].clone());
+                pending.push(async move { (n, answer.await) });
             }
             let wait =
                 if rest.len() > 0 { (Instant::now() + HEDGE_DELAY).min(until) } else { until };
-            match timeout_at(wait, asked.next()).await {
+            match timeout_at(wait, pending.next()).await {
                 Ok(Some((n, Ok(answer)))) => {
                     self.first.store(n, Ordering::Relaxed);
                     return Ok(answer);
@@ -122,11 +122,11 @@ impl Endpoints {
     }
 
     async fn get(&self, key: &[u8]) -> Result<Option<pb::KeyValue>> {
-        let ask = |channel| {
+        let range = |channel| {
             let request = pb::RangeRequest { key: key.to_vec() };
             async move { KvClient::new(channel).range(request).await }
         };
-        Ok(self.ask(ask).await?.into_inner().kvs.pop())
+        Ok(self.request(range).await?.into_inner().kvs.pop())
     }
 }
 
@@ -183,7 +183,7 @@ fn put(leader: &[u8], made: i64, put: pb::PutRequest) -> pb::TxnRequest {
 /// If the configuration cannot be used.
 pub async fn lead(config: &Etcd, me: &str) -> Result<Leadership> {
     let endpoints = Arc::new(Endpoints::new(config).context("etcd")?);
-    let (mut said, mut other, mut granted) = (None::<Instant>, Vec::new(), None);
+    let (mut logged, mut other, mut granted) = (None::<Instant>, Vec::new(), None);
     loop {
         match campaign(config, me, &endpoints, &mut granted).await {
             Ok(Ok(leading)) => return Ok(leading),
@@ -192,9 +192,9 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leadership> {
                 other = leader;
             }
             Ok(Err(_)) => {}
-            Err(e) if said.is_none_or(|said| said.elapsed() > LOG_INTERVAL) => {
+            Err(e) if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) => {
                 log::warn!("etcd {}: {e:#}; it is tried again", config.endpoints.join(", "));
-                said = Some(Instant::now());
+                logged = Some(Instant::now());
             }
             Err(_) => {}
         }
@@ -225,7 +225,7 @@ async fn campaign(
             let grant = |channel| async move {
                 LeaseClient::new(channel).lease_grant(pb::LeaseGrantRequest { ttl }).await
             };
-            let lease = endpoints.ask(grant).await?.into_inner().id;
+            let lease = endpoints.request(grant).await?.into_inner().id;
             *granted = Some((lease, since));
             let claim = pb::PutRequest { key: leader.clone(), value: me.into(), lease };
             let claim = put(&leader, 0, claim);
@@ -233,7 +233,7 @@ async fn campaign(
                 let claim = claim.clone();
                 async move { KvClient::new(channel).txn(claim).await }
             };
-            endpoints.ask(claim).await?;
+            endpoints.request(claim).await?;
             endpoints.get(&leader).await?.context("the leader's key was just deleted")?
         }
     };
@@ -330,7 +330,7 @@ impl Lead {
         let revoke = |channel| async move {
             LeaseClient::new(channel).lease_revoke(pb::LeaseRevokeRequest { id }).await
         };
-        self.endpoints.ask(revoke).await.map(drop)
+        self.endpoints.request(revoke).await.map(drop)
     }
 
     /// Tries each endpoint until one answers.
@@ -360,18 +360,18 @@ impl Lead {
         &mut self,
         states: &mut watch::Receiver<String>,
     ) -> Result<Option<String>> {
-        let asked = Instant::now();
+        let sent = Instant::now();
         let id = self.id;
         let keep_alive = |channel| async move {
             let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id }).into_request();
             LeaseClient::new(channel).lease_keep_alive(request).await?.into_inner().message().await
         };
-        let answer = self.endpoints.ask(keep_alive).await;
+        let answer = self.endpoints.request(keep_alive).await;
         let answer = answer.and_then(|answer| answer.context("no answer"));
         if answer.context("the lease is not renewed, and this manager ends with it")?.ttl <= 0 {
             return Ok(Some("the lease in etcd has ended: another manager may lead".to_owned()));
         }
-        self.since = asked;
+        self.since = sent;
         if self.unwritten || states.has_changed().unwrap_or_default() {
             // This stays set if the write is cancelled.
             self.unwritten = true;

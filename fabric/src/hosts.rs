@@ -44,8 +44,8 @@ struct HostLookup {
 impl Hosts {
     /// Looks up hosts at these boxes.
     pub fn new(boxes: Vec<(String, Client)>, patience: Duration) -> Self {
-        let (questions, asked) = unbounded_channel();
-        tokio::spawn(answer(boxes, patience, asked));
+        let (questions, requests) = unbounded_channel();
+        tokio::spawn(answer(boxes, patience, requests));
         Self { questions }
     }
 
@@ -67,12 +67,12 @@ impl Hosts {
 async fn answer(
     boxes: Vec<(String, Client)>,
     patience: Duration,
-    mut asked: UnboundedReceiver<Question>,
+    mut requests: UnboundedReceiver<Question>,
 ) {
-    while let Some(first) = asked.recv().await {
+    while let Some(first) = requests.recv().await {
         sleep(GATHER).await;
         let mut lookups: BTreeMap<String, HostLookup> = BTreeMap::new();
-        let others = std::iter::from_fn(|| asked.try_recv().ok());
+        let others = std::iter::from_fn(|| requests.try_recv().ok());
         for question in std::iter::once(first).chain(others) {
             lookups.entry(question.mac.clone()).or_default().questions.push(question);
         }

@@ -40,7 +40,7 @@ struct PlaneState {
 
 struct System {
     controller: Controller,
-    told: PlaneState,
+    plane_state: PlaneState,
     /// Ranks that wait for an answer to `join`.
     waiting: BTreeSet<u64>,
     waiters: u64,
@@ -95,11 +95,17 @@ impl System {
             |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
         let waiting = BTreeSet::new();
-        Self { controller, told: PlaneState::default(), waiting, waiters: 0, now: Instant::now() }
+        Self {
+            controller,
+            plane_state: PlaneState::default(),
+            waiting,
+            waiters: 0,
+            now: Instant::now(),
+        }
     }
 
     fn carry_out(&mut self, actions: Vec<Action>) {
-        let told = &mut self.told;
+        let plane_state = &mut self.plane_state;
         for action in actions {
             match action {
                 Action::ResetCounters(ring) => assert!((1..MAX_RINGS).contains(&ring.0)),
@@ -110,41 +116,44 @@ impl System {
                             && ring.config.slots / 2 >= ring.config.credit
                             && ring.config.credit > 0
                     );
-                    let before = told.rings.insert(ring.id, ring);
+                    let before = plane_state.rings.insert(ring.id, ring);
                     assert!(before.is_none(), "the ring exists already: {before:?}");
                 }
                 Action::AddFlow(flow) => {
-                    let ring = &told.rings[&flow.ring];
+                    let ring = &plane_state.rings[&flow.ring];
                     assert!(flow.member.0 < ring.config.members, "{flow:?}");
                     assert_eq!(flow.src.is_ipv4(), flow.dst.is_ipv4(), "{flow:?}");
-                    let taken = told.flows.iter().any(|(key, _)| *key == flow.key());
+                    let taken = plane_state.flows.iter().any(|(key, _)| *key == flow.key());
                     assert!(!taken, "two flows with one key: {flow:?}");
-                    told.flows.push((flow.key(), flow.ring));
+                    plane_state.flows.push((flow.key(), flow.ring));
                 }
                 Action::ActivateRing(ring, ports) => {
-                    assert_eq!(told.rings.get(&ring.id), Some(&ring));
+                    assert_eq!(plane_state.rings.get(&ring.id), Some(&ring));
                     assert_eq!(ports.len(), ring.config.members as usize);
-                    let flows = told.flows.iter().filter(|(_, r)| *r == ring.id).count();
+                    let flows = plane_state.flows.iter().filter(|(_, r)| *r == ring.id).count();
                     assert_eq!(flows, ring.config.members as usize, "active without all flows");
-                    told.active.insert(ring.id);
+                    plane_state.active.insert(ring.id);
                 }
                 Action::DeleteRing { ring, flows, .. } => {
-                    assert!(told.rings.remove(&ring).is_some());
-                    told.active.remove(&ring);
-                    told.flows.retain(|(key, _)| !flows.contains(key));
-                    assert!(told.flows.iter().all(|(_, r)| *r != ring), "a flow without a ring");
+                    assert!(plane_state.rings.remove(&ring).is_some());
+                    plane_state.active.remove(&ring);
+                    plane_state.flows.retain(|(key, _)| !flows.contains(key));
+                    assert!(
+                        plane_state.flows.iter().all(|(_, r)| *r != ring),
+                        "a flow without a ring"
+                    );
                 }
                 Action::ForgetEnded(gone) => {
-                    let at_work = |key| told.flows.iter().any(|(k, _)| k == key);
+                    let at_work = |key| plane_state.flows.iter().any(|(k, _)| k == key);
                     assert!(!gone.iter().any(at_work), "an active flow is forgotten");
                 }
                 Action::AddInBandToken(token, job) => {
-                    assert!(told.rings.contains_key(&job.job), "the job has no ring yet");
-                    let before = told.in_band_tokens.insert(token, job.job);
+                    assert!(plane_state.rings.contains_key(&job.job), "the job has no ring yet");
+                    let before = plane_state.in_band_tokens.insert(token, job.job);
                     assert!(before.is_none(), "two jobs with one token");
                 }
                 Action::RemoveInBandToken(token) => {
-                    assert!(told.in_band_tokens.remove(&token).is_some())
+                    assert!(plane_state.in_band_tokens.remove(&token).is_some())
                 }
                 Action::Reply { waiter, .. } => {
                     assert!(self.waiting.remove(&waiter), "answered twice")
@@ -161,24 +170,24 @@ impl System {
         assert!(memory <= MEMORY);
         let rings: BTreeMap<RingNumber, RingSpec> =
             jobs().flat_map(|j| &j.rings).map(|r| (r.id, r.clone())).collect();
-        assert_eq!(rings, self.told.rings);
+        assert_eq!(rings, self.plane_state.rings);
         let mut flows: Vec<_> = jobs().flat_map(|j| &j.flows).map(|f| (f.key(), f.ring)).collect();
-        let mut told = self.told.flows.clone();
+        let mut plane_state = self.plane_state.flows.clone();
         let order = |(key, ring): &(FlowKey, RingNumber)| (key.dst_ip, key.qpn, *ring);
         flows.sort_by_key(order);
-        told.sort_by_key(order);
-        assert_eq!(flows, told);
+        plane_state.sort_by_key(order);
+        assert_eq!(flows, plane_state);
         let active: BTreeSet<RingNumber> = jobs()
             .filter(|j| j.state == State::Active)
             .flat_map(|j| &j.rings)
             .map(|r| r.id)
             .collect();
-        assert_eq!(active, self.told.active);
+        assert_eq!(active, self.plane_state.active);
         let in_band_tokens: BTreeMap<InBandToken, RingNumber> = jobs()
             .filter(|j| j.spec.in_band)
             .map(|j| (j.spec.token.in_band(), j.rings[0].id))
             .collect();
-        assert_eq!(in_band_tokens, self.told.in_band_tokens);
+        assert_eq!(in_band_tokens, self.plane_state.in_band_tokens);
         for group in jobs().filter(|j| j.spec.is_group) {
             let job = job_of(&group.spec.name).map(|job| self.controller.job(job));
             assert!(job.is_some_and(|job| job.is_ok()), "{} without its job", group.spec.name);
@@ -578,7 +587,10 @@ fn sequence(u: &mut Unstructured) -> Result<()> {
     }
     assert_eq!(s.controller.jobs().count(), 0, "groups end with their jobs");
     assert!(s.waiting.is_empty(), "{} ranks never get an answer", s.waiting.len());
-    assert_eq!((s.controller.memory_used(), s.told.rings.len(), s.told.flows.len()), (0, 0, 0));
-    assert!(s.told.in_band_tokens.is_empty());
+    assert_eq!(
+        (s.controller.memory_used(), s.plane_state.rings.len(), s.plane_state.flows.len()),
+        (0, 0, 0)
+    );
+    assert!(s.plane_state.in_band_tokens.is_empty());
     Ok(())
 }

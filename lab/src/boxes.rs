@@ -99,7 +99,7 @@ pub fn try_all(kernel: Kernel, card: Card) -> Result<BoxResults> {
 pub fn try_everything(kernel: Kernel, card: Card, errors: &mut Vec<String>) -> BoxResults {
     let mut found = vec![("Linux", kernel.to_string()), ("driver", card.to_string())];
     let mut tried = |column: &'static str, run: &dyn Fn() -> Result<BoxResults>| match run() {
-        Ok(said) => found.extend(said),
+        Ok(printed) => found.extend(printed),
         Err(error) => {
             let error = format!("{kernel}, {card}, {column}: {error:#}");
             println!("{error}");
@@ -194,7 +194,7 @@ impl Trial {
 
     /// Runs an all-reduce of each type by the box; returns how long they took.
     fn reduce(&mut self) -> Result<String> {
-        let mut said = String::from("right;");
+        let mut printed = String::from("right;");
         for dtype in ["i32", "f32"] {
             self.seed += 1;
             let seed = self.seed;
@@ -206,17 +206,17 @@ impl Trial {
                 self.cluster.daemon_log()
             );
             let slowest = outcomes.iter().map(|o| o.micros).max().unwrap_or_default();
-            write!(said, " {dtype} {:.2} s", slowest as f64 / 1e6)?;
+            write!(printed, " {dtype} {:.2} s", slowest as f64 / 1e6)?;
         }
-        Ok(said)
+        Ok(printed)
     }
 
     fn sums(&mut self, column: &'static str, mtu: u32, loss: f64) -> Result<()> {
         self.lose(loss)?;
         self.begin(mtu)?;
-        let said = self.reduce().with_context(|| format!("{} {column}", self.card))?;
+        let printed = self.reduce().with_context(|| format!("{} {column}", self.card))?;
         self.lose(0.0)?;
-        self.found.push((column, said));
+        self.found.push((column, printed));
         Ok(())
     }
 
@@ -261,11 +261,11 @@ impl Trial {
         let outcomes = outcomes
             .with_context(|| format!("{} {column}\n{}", self.card, self.cluster.daemon_log()))?;
         assert!(outcomes.iter().all(|o| o.wrong == 0), "{column}: {outcomes:?}");
-        let said =
+        let printed =
             disturbing.success(TIMEOUT).with_context(|| format!("{} {column}", self.card))?;
         println!(
             "{column}, after {} packets: {outcomes:?}",
-            said.lines().last().unwrap_or_default()
+            printed.lines().last().unwrap_or_default()
         );
         // Ranks that fell back try the box again after a second.
         let mut without = 0;
@@ -293,8 +293,8 @@ impl Trial {
 /// Checks that `netsum check` finds no error before the daemon starts; returns the port's queues.
 fn check(cluster: &Cluster) -> Result<u32> {
     let mut command = cluster.lab().box_().command(program("netsum")?);
-    let said = output(command.args(["--json", "check", "--bridge", "br0"]))?;
-    let report: Value = serde_json::from_str(&said).context("netsum check")?;
+    let printed = output(command.args(["--json", "check", "--bridge", "br0"]))?;
+    let report: Value = serde_json::from_str(&printed).context("netsum check")?;
     ensure!(report["level"] != "error", "{report:#}");
     println!("{report:#}");
     let queues = output(cluster.lab().box_().command("/bin/busybox").args([
@@ -352,7 +352,7 @@ pub fn table(rows: &[BoxResults]) -> String {
     let mut text = line(COLUMNS.to_vec()) + &line(vec!["---"; COLUMNS.len()]);
     for row in rows {
         let cell = |column: &&str| {
-            row.iter().rfind(|(c, _)| c == column).map_or("not run", |(_, said)| said)
+            row.iter().rfind(|(c, _)| c == column).map_or("not run", |(_, printed)| printed)
         };
         text += &line(COLUMNS.iter().map(cell).collect());
     }

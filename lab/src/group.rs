@@ -294,7 +294,7 @@ impl Group {
 
     fn order(&mut self, rank: usize, order: &Order) -> Result<()> {
         let running = self.ranks[rank].as_mut().context("that rank has gone")?;
-        running.say(&serde_json::to_string(order)?)
+        running.send_line(&serde_json::to_string(order)?)
     }
 
     /// Splits the communicators of all ranks by these colors, with keys that reverse the order.
@@ -345,7 +345,7 @@ impl Group {
                 together: self.together,
             };
             if let Some(running) = running {
-                running.say(&serde_json::to_string(&order)?)?;
+                running.send_line(&serde_json::to_string(&order)?)?;
             }
             files.push(out);
         }
@@ -432,7 +432,7 @@ impl Group {
                 operations.iter().map(|(dtype, len)| ((*dtype).to_owned(), *len)).collect();
             let order = Order::InFlight { operations, seed, out: out.clone() };
             if let Some(running) = running {
-                running.say(&serde_json::to_string(&order)?)?;
+                running.send_line(&serde_json::to_string(&order)?)?;
             }
             files.push(out);
         }

@@ -105,8 +105,8 @@ pub fn output(command: &mut Command) -> Result<String> {
     let out = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !out.status.success() {
         // `netsum -j` prints errors as JSON on standard output.
-        let said = if out.stderr.is_empty() { &out.stdout } else { &out.stderr };
-        anyhow::bail!("{command:?}: {}: {}", out.status, String::from_utf8_lossy(said).trim());
+        let printed = if out.stderr.is_empty() { &out.stdout } else { &out.stderr };
+        anyhow::bail!("{command:?}: {}: {}", out.status, String::from_utf8_lossy(printed).trim());
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }

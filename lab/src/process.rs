@@ -134,13 +134,13 @@ impl Running {
     }
 
     /// Writes a line to its input.
-    pub fn say(&mut self, line: &str) -> Result<()> {
+    pub fn send_line(&mut self, line: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().context("its input has been closed")?;
         writeln!(stdin, "{line}").with_context(|| format!("{} does not read", self.name))
     }
 
     /// Closes its input.
-    pub fn say_no_more(&mut self) {
+    pub fn close_input(&mut self) {
         drop(self.child.stdin.take());
     }
 
@@ -179,7 +179,7 @@ impl Running {
     /// # Errors
     /// If it does not end within `timeout`. The program is killed then.
     pub fn end(mut self, timeout: Duration) -> Result<Ended> {
-        self.say_no_more();
+        self.close_input();
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
         loop {

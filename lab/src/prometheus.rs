@@ -68,10 +68,10 @@ impl Prometheus {
         let mut prometheus = Self { netns: netns.clone(), running, started };
         let start = Instant::now();
         while prometheus.get("/-/ready").is_err() {
-            let said = prometheus.running.stderr();
+            let printed = prometheus.running.stderr();
             ensure!(
                 prometheus.running.is_running() && start.elapsed() < TIMEOUT,
-                "no prometheus: {said}"
+                "no prometheus: {printed}"
             );
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -14,7 +14,7 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSpec, FlowStats, RingSpec};
 use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 
-/// What the data plane was told.
+/// What the data plane was state.
 #[derive(Debug, Default)]
 pub struct RecordedState {
     /// Whether to answer as if no packet had arrived.
@@ -54,10 +54,10 @@ impl DataPlane for Recorder {
         Ok(())
     }
     fn create_rings(&mut self, rings: &[RingSpec]) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        told.rings.extend(rings.iter().map(|ring| (ring.id, ring.clone())));
-        told.made += rings.len() as u32;
-        told.changes += 1;
+        let mut state = self.0.lock().unwrap();
+        state.rings.extend(rings.iter().map(|ring| (ring.id, ring.clone())));
+        state.made += rings.len() as u32;
+        state.changes += 1;
         Ok(())
     }
     fn reset_counters(&mut self, _: RingNumber) -> anyhow::Result<()> {
@@ -84,12 +84,12 @@ impl DataPlane for Recorder {
         Ok(())
     }
     fn delete_rings(&mut self, rings: &[EndedRing]) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        told.changes += 1;
+        let mut state = self.0.lock().unwrap();
+        state.changes += 1;
         for EndedRing { id, flows, .. } in rings {
-            told.rings.remove(id);
-            told.active.remove(id);
-            told.flows.retain(|flow| !flows.contains(flow));
+            state.rings.remove(id);
+            state.active.remove(id);
+            state.flows.retain(|flow| !flows.contains(flow));
         }
         Ok(())
     }
@@ -101,9 +101,9 @@ impl DataPlane for Recorder {
         Ok(Vec::new())
     }
     fn pause_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        told.active.retain(|ring| !rings.contains(ring));
-        told.pauses += 1;
+        let mut state = self.0.lock().unwrap();
+        state.active.retain(|ring| !rings.contains(ring));
+        state.pauses += 1;
         Ok(())
     }
     fn resume_rings(&mut self, rings: &[RingNumber]) -> anyhow::Result<()> {
@@ -139,11 +139,11 @@ impl DataPlane for Recorder {
         Ok(RingState::default())
     }
     fn slot(&self, _: RingNumber, _: u32) -> anyhow::Result<Slot> {
-        let told = self.0.lock().unwrap();
-        if told.idle {
+        let state = self.0.lock().unwrap();
+        if state.idle {
             return Ok(Slot::default());
         }
-        let complete = if told.complete { Slot::COMPLETE } else { 0 };
+        let complete = if state.complete { Slot::COMPLETE } else { 0 };
         let flags = Slot::USED | complete;
         Ok(Slot { index: 0, flags, contributors: 1, len: 1024, checksum: 0, crc: 0 })
     }
@@ -158,10 +158,10 @@ impl DataPlane for Recorder {
         })
     }
     fn send_held(&mut self, _: &RingSpec, slot: u32, flow: &FlowSpec) -> anyhow::Result<()> {
-        let mut told = self.0.lock().unwrap();
-        anyhow::ensure!(told.complete, "nothing is held");
-        anyhow::ensure!(!told.down.contains(&flow.ifindex), "port {} is down", flow.ifindex);
-        told.sent.push((slot, flow.ifindex));
+        let mut state = self.0.lock().unwrap();
+        anyhow::ensure!(state.complete, "nothing is held");
+        anyhow::ensure!(!state.down.contains(&flow.ifindex), "port {} is down", flow.ifindex);
+        state.sent.push((slot, flow.ifindex));
         Ok(())
     }
     fn watch_unknown_flows(&mut self, on: bool) -> anyhow::Result<()> {

@@ -302,7 +302,7 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
             if spec.ipv6 {
                 let [below, above] = link_ips_v6(spine, rack);
                 lines += &format!("address add {above}/112 dev {port} nodad\n");
-                lines += &asks_as_router(&port, "fe");
+                lines += &link_local_address(&port, "fe");
                 for host in hosts_of(rack) {
                     lines += &format!("route add {}/128 via {below}\n", host_ipv6(false, host, 0));
                 }
@@ -322,7 +322,7 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
             if spec.ipv6 {
                 let [below, above] = link_ips_v6(spine, rack);
                 leaf += &format!("address add {below}/112 dev {uplink} nodad\n");
-                leaf += &asks_as_router(&uplink, "1");
+                leaf += &link_local_address(&uplink, "1");
                 by_v6 += &format!(" nexthop via {above}");
             }
         }
@@ -337,7 +337,7 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
         if spec.ipv6 {
             let own = format!("fd00::fd:{}", rack + 1);
             leaf += &format!("address add {own}/64 dev br0 nodad\n");
-            leaf += &asks_as_router("br0", "fe");
+            leaf += &link_local_address("br0", "fe");
             for host in (0..spec.hosts).filter(|&host| spec.rack(host) != Some(rack)) {
                 let ip = host_ipv6(false, host, 0);
                 leaf += &format!("route add {ip}/128{by_v6}\n");
@@ -353,7 +353,7 @@ pub(crate) fn route_racks(spec: &LabSpec, prefix: &str) -> Result<()> {
 }
 
 /// A router sends neighbour solicitations from its link-local address.
-fn asks_as_router(interface: &str, end: &str) -> String {
+fn link_local_address(interface: &str, end: &str) -> String {
     format!("address add fe80::{end}/64 dev {interface} nodad\n")
 }
 

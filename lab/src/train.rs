@@ -96,8 +96,8 @@ impl Trainers {
         let ranks = hosts.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
         let mut trainers = Self { ranks, steps: spec.steps, floats: 0 };
         for rank in 0..hosts.len() {
-            let said = trainers.receive(rank, "ready")?;
-            trainers.floats = said["floats"].as_u64().context("no number of floats")?;
+            let reported = trainers.receive(rank, "ready")?;
+            trainers.floats = reported["floats"].as_u64().context("no number of floats")?;
         }
         Ok(trainers)
     }
@@ -107,22 +107,23 @@ impl Trainers {
     /// # Errors
     /// A rank's error, or that of `step`, which gets each step and its loss.
     pub fn train(&mut self, mut step: impl FnMut(usize, f64) -> Result<()>) -> Result<Trained> {
-        self.ranks.iter_mut().try_for_each(|rank| rank.say("begin"))?;
+        self.ranks.iter_mut().try_for_each(|rank| rank.send_line("begin"))?;
         let mut trained = Trained::default();
         for number in 0..self.steps {
-            let said = self.receive(0, "step")?;
-            let loss = said["loss"].as_f64().context("the loss is not a number")?;
+            let reported = self.receive(0, "step")?;
+            let loss = reported["loss"].as_f64().context("the loss is not a number")?;
             trained.loss.push(loss);
-            trained.seconds.push(said["seconds"].as_f64().context("no time")?);
+            trained.seconds.push(reported["seconds"].as_f64().context("no time")?);
             step(number, loss)?;
         }
         for rank in 0..self.ranks.len() {
-            let said = self.receive(rank, "trained")?;
-            trained.test = said["test"].as_f64().context("the loss of the test is not a number")?;
+            let reported = self.receive(rank, "trained")?;
+            trained.test =
+                reported["test"].as_f64().context("the loss of the test is not a number")?;
             trained
                 .weights
-                .push(said["weights"].as_str().context("no hash of the weights")?.to_owned());
-            trained.statistics.push(said);
+                .push(reported["weights"].as_str().context("no hash of the weights")?.to_owned());
+            trained.statistics.push(reported);
         }
         Ok(trained)
     }
@@ -130,7 +131,7 @@ impl Trainers {
     /// Ends the ranks, and waits until they have ended.
     pub fn leave(self) -> Result<()> {
         let mut ranks = self.ranks;
-        ranks.iter_mut().try_for_each(|rank| rank.say("leave"))?;
+        ranks.iter_mut().try_for_each(|rank| rank.send_line("leave"))?;
         ranks.into_iter().try_for_each(|rank| rank.success(TIMEOUT).map(drop))
     }
 
@@ -138,9 +139,12 @@ impl Trainers {
     /// output.
     fn receive(&mut self, rank: usize, event: &str) -> Result<Value> {
         let line = self.ranks[rank].line(TIMEOUT).and_then(|line| {
-            let said: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
-            ensure!(said["event"] == event, "rank {rank} said `{line}` in place of {event}");
-            Ok(said)
+            let reported: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
+            ensure!(
+                reported["event"] == event,
+                "rank {rank} reported `{line}` in place of {event}"
+            );
+            Ok(reported)
         });
         line.with_context(|| self.ranks.iter().map(Running::stderr).collect::<String>())
     }

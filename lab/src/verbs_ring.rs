@@ -177,14 +177,14 @@ impl VerbsRing {
         let count = ranks.len();
         for (rank, running) in ranks.iter_mut().enumerate() {
             let (next, last) = (&ends[(rank + 1) % count], &ends[(rank + count - 1) % count]);
-            running.say(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
+            running.send_line(&format!("{} {} {}", next.receiving, last.gid, last.sending))?;
         }
         for rank in &mut ranks {
             let line = rank.line(TIMEOUT)?;
             ensure!(line == "ready", "{line}");
         }
         for rank in &mut ranks {
-            rank.say("go")?;
+            rank.send_line("go")?;
         }
         let outcomes = vec![None; count];
         Ok(Self {
@@ -520,9 +520,9 @@ impl UnknownFlow {
 
     /// Waits until both have ended successfully; returns the client's output.
     pub fn end(self, timeout: Duration) -> Result<String> {
-        let said = self.client.success(timeout)?;
+        let printed = self.client.success(timeout)?;
         self.server.success(timeout)?;
-        Ok(said)
+        Ok(printed)
     }
 }
 

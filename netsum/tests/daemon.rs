@@ -41,7 +41,7 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
     d.netsum(&format!("{flow} --rank 0 --src 10.0.0.1 --dst 10.0.0.2")).await.unwrap();
     let last = d.netsum(&format!("{flow} --rank 1 --src 10.0.0.2 --dst 10.0.0.1")).await.unwrap();
     assert_eq!(last, "train: active  flows 2/2\n");
-    assert_eq!(d.told.lock().unwrap().active.len(), 1);
+    assert_eq!(d.recorded.lock().unwrap().active.len(), 1);
     let shown = d.netsum("-j job show train").await.unwrap();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((&shown["state"], &shown["flows"][1]["psn"]), (&"active".into(), &255.into()));
@@ -68,13 +68,13 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
     let rates = d.netsum("stats --interval 20ms --count 2").await.unwrap();
     assert_eq!(rates.lines().count(), 3, "titles and two intervals: {rates}");
     assert!(d.netsum("port show").await.unwrap().contains("p2"));
-    let said = d.netsum("diagnose train --watch 300ms").await.unwrap();
-    assert!(said.contains("* ring 0 rank 1: has sent nothing since PSN 0x5"), "{said}");
-    assert!(!d.told.lock().unwrap().watching, "note-taking has ended with the answer");
+    let printed = d.netsum("diagnose train --watch 300ms").await.unwrap();
+    assert!(printed.contains("* ring 0 rank 1: has sent nothing since PSN 0x5"), "{printed}");
+    assert!(!d.recorded.lock().unwrap().watching, "note-taking has ended with the answer");
     assert!(d.netsum("stats train").await.unwrap().contains("rx_icrc_encapsulated"));
     d.netsum("job delete train").await.unwrap();
-    let told = d.told.lock().unwrap();
-    assert!(told.rings.is_empty() && told.flows.is_empty());
+    let recorded = d.recorded.lock().unwrap();
+    assert!(recorded.rings.is_empty() && recorded.flows.is_empty());
 }
 
 /// A port that is down takes no frame of any rank.
@@ -82,9 +82,9 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
 async fn a_held_sum_goes_out_by_another_port_where_the_first_ranks_is_down() {
     let d = Daemon::start().await;
     {
-        let mut told = d.told.lock().unwrap();
-        told.complete = true;
-        told.down.insert(10);
+        let mut recorded = d.recorded.lock().unwrap();
+        recorded.complete = true;
+        recorded.down.insert(10);
     }
     d.netsum("job create train --ranks 2").await.unwrap();
     for (rank, qpn) in [(0, "0x21"), (1, "0x22")] {
@@ -96,7 +96,7 @@ async fn a_held_sum_goes_out_by_another_port_where_the_first_ranks_is_down() {
         d.netsum(&flow).await.unwrap();
     }
     for _ in 0..500 {
-        if let Some(sent) = d.told.lock().unwrap().sent.first() {
+        if let Some(sent) = d.recorded.lock().unwrap().sent.first() {
             assert_eq!(*sent, (0, 11));
             return;
         }
@@ -206,7 +206,7 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     let in_band =
         made.split("token in band ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     assert_eq!(in_band.len(), 32, "{made}");
-    assert_eq!(d.told.lock().unwrap().in_band_tokens.len(), 1);
+    assert_eq!(d.recorded.lock().unwrap().in_band_tokens.len(), 1);
     for line in
         ["job show train", "-j job show train", "job list", "-j job list", "-j flow list train"]
     {
@@ -233,12 +233,12 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
         }
         panic!("{}", d.netsum("-p job show train").await.unwrap());
     };
-    let note = |packet| d.told.lock().unwrap().first_packets.push(packet);
+    let note = |packet| d.recorded.lock().unwrap().first_packets.push(packet);
     note(first_packet(1, |_| ()));
     let shown = show(|j| j["in_band"]["claims"][0]["rank"] == 1).await;
     assert_eq!(shown["in_band"]["unclaimed"], json!([{ "ring": 0, "rank": 0 }]), "{shown:#}");
-    let said = d.netsum("diagnose train --watch 10ms").await.unwrap();
-    assert!(said.contains("* ring 0 rank 0: has not shown up"), "{said}");
+    let printed = d.netsum("diagnose train --watch 10ms").await.unwrap();
+    assert!(printed.contains("* ring 0 rank 0: has not shown up"), "{printed}");
     note(first_packet(1, |p| p.ifindex = 12));
     let shown = show(|j| j["in_band"]["refusals"][0].is_string()).await;
     assert_eq!(shown["state"], "waiting", "{shown:#}");
@@ -255,10 +255,10 @@ async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
         (&1.into(), 2),
         "{shown:#}"
     );
-    assert_eq!(d.told.lock().unwrap().active.len(), 1);
+    assert_eq!(d.recorded.lock().unwrap().active.len(), 1);
     d.netsum("job delete train").await.unwrap();
-    let told = d.told.lock().unwrap();
-    assert!(told.in_band_tokens.is_empty() && told.flows.is_empty());
+    let recorded = d.recorded.lock().unwrap();
+    assert!(recorded.in_band_tokens.is_empty() && recorded.flows.is_empty());
 }
 
 #[tokio::test]
@@ -274,7 +274,7 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
             async move { worker.await.join(join(rank, "secret", 5000)).await.unwrap().into_inner() }
         });
         let epoch = futures::future::join_all(joins).await.remove(0).job.unwrap().epoch;
-        known.push(d.told.lock().unwrap().hops.values().all(|hop| hop.dst == dst));
+        known.push(d.recorded.lock().unwrap().hops.values().all(|hop| hop.dst == dst));
         {
             let mut inner = d.shared.lock();
             let edges: Vec<_> = inner.controller.routed_connections().collect();
@@ -288,7 +288,7 @@ async fn ranks_that_join_again_have_the_next_hops_that_were_known() {
             d.worker().await.leave(leave).await.unwrap();
         }
     }
-    assert_eq!((known, d.told.lock().unwrap().hops.len()), (vec![true; 2], 2));
+    assert_eq!((known, d.recorded.lock().unwrap().hops.len()), (vec![true; 2], 2));
 }
 
 #[tokio::test]
@@ -309,12 +309,14 @@ async fn reconnecting_before_the_first_sum_creates_rings_once() {
             (packet.header.ring, packet.qpn) = (ring, Qpn::new(base_qpn + 2 * ring + rank));
             packet
         };
-        d.told.lock().unwrap().first_packets = places.map(packet).collect();
+        d.recorded.lock().unwrap().first_packets = places.map(packet).collect();
         for _ in 0..500 {
-            let is_new = |told: &RecordedState| told.flows.iter().all(|flow| flow.qpn >= base_qpn);
-            let is_done =
-                |told: &RecordedState| is_new(told) && told.active.len() == RINGS as usize;
-            if is_done(&d.told.lock().unwrap()) {
+            let is_new =
+                |recorded: &RecordedState| recorded.flows.iter().all(|flow| flow.qpn >= base_qpn);
+            let is_done = |recorded: &RecordedState| {
+                is_new(recorded) && recorded.active.len() == RINGS as usize
+            };
+            if is_done(&d.recorded.lock().unwrap()) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -322,11 +324,11 @@ async fn reconnecting_before_the_first_sum_creates_rings_once() {
         panic!("{}", d.netsum("-p job show train").await.unwrap());
     };
     let made_and_paused = || {
-        let told = d.told.lock().unwrap();
-        (told.made, told.pauses)
+        let recorded = d.recorded.lock().unwrap();
+        (recorded.made, recorded.pauses)
     };
     // All rings of a job are created by one change of the data plane.
-    assert_eq!(d.told.lock().unwrap().changes, 1);
+    assert_eq!(d.recorded.lock().unwrap().changes, 1);
     connect(0x100).await;
     assert_eq!(made_and_paused(), (RINGS, 0));
     connect(0x200).await;
@@ -347,7 +349,7 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
         let job = reply.job.unwrap();
         assert_eq!((job.state(), job.epoch, job.token.as_str()), (api::JobState::Active, 1, ""));
     }
-    assert_eq!(d.told.lock().unwrap().flows.len(), 3);
+    assert_eq!(d.recorded.lock().unwrap().flows.len(), 3);
     // The remaining ranks send no heartbeats: the job fails, naming them, and its flows are
     // removed.
     let leave =
@@ -366,15 +368,15 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
     };
     let error = tokio::time::timeout(Duration::from_secs(5), failed).await.unwrap();
     assert!(error.contains("ranks 1, 2: no heartbeat for"), "{error}");
-    assert!(d.told.lock().unwrap().flows.is_empty());
+    assert!(d.recorded.lock().unwrap().flows.is_empty());
 }
 
 #[tokio::test]
 async fn one_non_selective_rank_makes_the_ring_in_order() {
-    for (said, order) in [([true, true], "relaxed"), ([true, false], "in-order")] {
+    for (printed, order) in [([true, true], "relaxed"), ([true, false], "in-order")] {
         let d = Daemon::start().await;
         d.netsum("job create train --ranks 2 --token secret").await.unwrap();
-        let replies = said.into_iter().zip(0..).map(|(selective, rank)| {
+        let replies = printed.into_iter().zip(0..).map(|(selective, rank)| {
             let mut request = join(rank, "secret", 5000);
             request.address.as_mut().unwrap().selective = selective;
             let worker = d.worker();
@@ -382,7 +384,7 @@ async fn one_non_selective_rank_makes_the_ring_in_order() {
         });
         for reply in futures::future::join_all(replies).await {
             assert_eq!(reply.job.unwrap().order, order);
-            assert_eq!(reply.ranks.iter().map(|r| r.selective).collect::<Vec<_>>(), said);
+            assert_eq!(reply.ranks.iter().map(|r| r.selective).collect::<Vec<_>>(), printed);
         }
     }
 }
@@ -398,7 +400,7 @@ async fn unauthorised_and_late_ranks_hear_why() {
     assert_eq!(
         unknown.code(),
         tonic::Code::Unauthenticated,
-        "whether there is such a job is not told"
+        "whether there is such a job is not recorded"
     );
     let late = d.worker().await.join(join(1, "secret", 200)).await.unwrap_err();
     assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
@@ -465,15 +467,16 @@ async fn a_diagnosis_names_the_ranks_that_have_not_joined() {
     d.netsum("job create train --ranks 3 --token secret").await.unwrap();
     let mut worker = d.worker().await;
     let waits = tokio::spawn(async move { worker.join(join(1, "secret", 5000)).await });
-    let said = loop {
-        let said = d.netsum("-j diagnose train --watch 20ms").await.unwrap();
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        if said["findings"].as_array().unwrap().len() < 3 {
-            break said;
+    let printed = loop {
+        let printed = d.netsum("-j diagnose train --watch 20ms").await.unwrap();
+        let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        if printed["findings"].as_array().unwrap().len() < 3 {
+            break printed;
         }
     };
-    let of =
-        |i: usize| (said["findings"][i]["rank"].as_u64(), said["findings"][i]["what"].as_str());
+    let of = |i: usize| {
+        (printed["findings"][i]["rank"].as_u64(), printed["findings"][i]["what"].as_str())
+    };
     assert_eq!(
         [of(0), of(1)],
         [(Some(0), Some("has not joined")), (Some(2), Some("has not joined"))]
@@ -507,11 +510,11 @@ fn traced(ring: RingNumber, rank: u32, index: u32, counter: Counter) -> Traced {
 async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
     let d = Daemon::start().await;
     d.netsum("job create train --ranks 2").await.unwrap();
-    let ring = *d.told.lock().unwrap().rings.keys().next().unwrap();
+    let ring = *d.recorded.lock().unwrap().rings.keys().next().unwrap();
     {
-        let mut told = d.told.lock().unwrap();
-        told.lost = 7;
-        told.traced = vec![
+        let mut recorded = d.recorded.lock().unwrap();
+        recorded.lost = 7;
+        recorded.traced = vec![
             traced(ring, 1, 3, Counter::Contributions),
             traced(ring, 0, 4, Counter::Contributions),
             traced(ring, 1, 4, Counter::DuplicateRequest),
@@ -531,7 +534,7 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
     );
     // The client has disconnected, and the filter is removed with it.
     let start = std::time::Instant::now();
-    while d.told.lock().unwrap().tracing.is_some() {
+    while d.recorded.lock().unwrap().tracing.is_some() {
         assert!(start.elapsed() < Duration::from_secs(10), "the data plane goes on tracing");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -544,18 +547,18 @@ async fn a_trace_shows_what_is_wanted_and_ends_with_its_client() {
             .unwrap()
     };
     let (mut one, other) = (begin("stale", 0), begin("drop", 9999));
-    let filter = d.told.lock().unwrap().tracing.unwrap();
+    let filter = d.recorded.lock().unwrap().tracing.unwrap();
     assert_eq!(filter.capture as usize, MAX_CAPTURE);
     assert_ne!(filter.counters & Counter::BadIcrc.bit(), 0);
     assert_eq!(filter.counters & Counter::Contributions.bit(), 0);
     drop(other);
-    let filter = d.told.lock().unwrap().tracing.unwrap();
+    let filter = d.recorded.lock().unwrap().tracing.unwrap();
     assert_eq!((filter.counters, filter.capture), (Counter::Stale.bit(), MIN_CAPTURE));
-    d.told.lock().unwrap().lost = 12;
+    d.recorded.lock().unwrap().lost = 12;
     assert_eq!(one.next().await.unwrap().unwrap(), api::TraceReply::default());
     assert_eq!(one.next().await.unwrap().unwrap().lost, 5);
     drop(one);
-    assert_eq!(d.told.lock().unwrap().tracing, None);
+    assert_eq!(d.recorded.lock().unwrap().tracing, None);
 }
 
 #[tokio::test]
@@ -592,11 +595,11 @@ async fn exit_codes_tell_usage_refusal_absence_and_no_daemon_apart() {
         }
         // The same in JSON, on standard output.
         let (out, result) = d.netsum_both(&format!("-j {line}")).await;
-        let said: serde_json::Value =
+        let printed: serde_json::Value =
             serde_json::from_str(&out).unwrap_or_else(|e| panic!("{line}: {e}: {out}"));
-        assert_eq!(said["error"].as_str(), Some(failure.message.as_str()), "{line}");
+        assert_eq!(printed["error"].as_str(), Some(failure.message.as_str()), "{line}");
         assert_eq!(
-            (said["exit"].as_u64(), result.unwrap_err().message.as_str()),
+            (printed["exit"].as_u64(), result.unwrap_err().message.as_str()),
             (Some(kind as u64), "")
         );
     }
@@ -616,7 +619,7 @@ async fn a_job_that_does_not_fit_is_refused_with_what_would() {
     assert_eq!(refused.kind, Kind::Refused);
     assert!(refused.message.starts_with("not enough memory for slots: 2 rings x"), "{refused}");
     assert!(refused.message.ends_with("--window 2 would fit"), "{refused}");
-    assert_eq!(d.told.lock().unwrap().rings.len(), 2);
+    assert_eq!(d.recorded.lock().unwrap().rings.len(), 2);
     d.netsum("job delete first").await.unwrap();
     d.netsum(&format!("job create second {large}")).await.unwrap();
     let tenant = d.netsum("tenant").await.unwrap();

@@ -254,11 +254,11 @@ async fn boxes_forget_only_connections_of_ranks_that_have_stopped() {
             inner.carry_out(None, actions).unwrap();
         }
     }
-    let told = || daemon.told.lock().unwrap();
-    let has_ended = async || told().rings.is_empty() && !told().forgotten.is_empty();
+    let recorded = || daemon.recorded.lock().unwrap();
+    let has_ended = async || recorded().rings.is_empty() && !recorded().forgotten.is_empty();
     until("a job is still there", has_ended).await;
     manager.task.abort();
-    let forgotten = told().forgotten.clone();
+    let forgotten = recorded().forgotten.clone();
     assert!(stopped.iter().all(|flow| forgotten.contains(flow)), "{forgotten:?}");
     assert!(!active.iter().any(|flow| forgotten.contains(flow)), "its ranks may still send");
 }
@@ -788,7 +788,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     until("the third leads", async || ask("third", "job show train").is_some()).await;
     println!(
-        "the third leads {:.1} s after the second was told to end",
+        "the third leads {:.1} s after the second was recorded to end",
         ended.elapsed().as_secs_f64()
     );
     assert!(ended.elapsed() < Duration::from_millis(5500), "no sooner than the lease");

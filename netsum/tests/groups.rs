@@ -41,7 +41,7 @@ async fn a_group_is_opened_joined_shown_and_left() {
         d.worker().await.leave(leave).await.unwrap();
     }
     assert!(!d.netsum("job list").await.unwrap().contains("train/row"));
-    assert_eq!(d.told.lock().unwrap().rings.len(), 1, "the job's own");
+    assert_eq!(d.recorded.lock().unwrap().rings.len(), 1, "the job's own");
     // As after a boot: the ranks reconnect when the programs are others.
     let heartbeat = api::HeartbeatRequest {
         job: "train/row".into(),
@@ -54,12 +54,12 @@ async fn a_group_is_opened_joined_shown_and_left() {
     assert_ne!(reply.program_generation, 0);
     d.worker().await.open_group(open("sesame", "row", 2)).await.unwrap();
     tokio::join!(enter(0), enter(1));
-    let flows = d.told.lock().unwrap().flows.clone();
-    d.told.lock().unwrap().forgotten.clear();
+    let flows = d.recorded.lock().unwrap().flows.clone();
+    d.recorded.lock().unwrap().forgotten.clear();
     d.netsum("job delete --forget-connections train").await.unwrap();
-    let told = d.told.lock().unwrap();
-    assert!(told.rings.is_empty(), "a job's groups end with it");
-    assert!(flows.len() == 2 && told.forgotten.is_superset(&flows), "{:?}", told.forgotten);
+    let recorded = d.recorded.lock().unwrap();
+    assert!(recorded.rings.is_empty(), "a job's groups end with it");
+    assert!(flows.len() == 2 && recorded.forgotten.is_superset(&flows), "{:?}", recorded.forgotten);
 }
 
 #[tokio::test]

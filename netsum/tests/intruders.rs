@@ -52,8 +52,8 @@ async fn tokens_are_shown_only_on_request() {
     assert!(
         d.netsum("-j job show train --show-token").await.unwrap().contains(r#""token":"sesame""#)
     );
-    let told = d.worker().await.describe(describe("sesame")).await.unwrap().into_inner();
-    assert_eq!(told.token, "");
+    let described = d.worker().await.describe(describe("sesame")).await.unwrap().into_inner();
+    assert_eq!(described.token, "");
 }
 
 #[tokio::test]

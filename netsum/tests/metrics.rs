@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// Sends a request, and reads until the other side closes.
-async fn ask(d: &Daemon, request: &str) -> String {
+async fn request(d: &Daemon, request: &str) -> String {
     let mut tcp = TcpStream::connect(d.metrics).await.unwrap();
     tcp.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -21,7 +21,7 @@ async fn ask(d: &Daemon, request: &str) -> String {
 }
 
 async fn get(d: &Daemon, path: &str) -> String {
-    ask(d, &format!("GET {path} HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n")).await
+    request(d, &format!("GET {path} HTTP/1.1\r\nHost: box\r\nConnection: close\r\n\r\n")).await
 }
 
 #[tokio::test]
@@ -81,10 +81,10 @@ async fn the_metrics_port_takes_only_what_it_knows() {
     assert!(get(&d, "/../etc/passwd").await.starts_with("HTTP/1.1 404"));
     let post =
         "POST /metrics HTTP/1.1\r\nHost: box\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-    assert!(ask(&d, post).await.starts_with("HTTP/1.1 405"));
-    assert!(ask(&d, "\u{0}\u{1}nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
+    assert!(request(&d, post).await.starts_with("HTTP/1.1 405"));
+    assert!(request(&d, "\u{0}\u{1}nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
     let huge = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", "x".repeat(64 << 10));
-    assert!(!ask(&d, &huge).await.starts_with("HTTP/1.1 200"));
+    assert!(!request(&d, &huge).await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]

@@ -191,9 +191,9 @@ const fn in_flight(tag: u32) -> Begin {
 }
 
 /// Marks an error that has been announced to the other ranks, or need not be.
-fn set_told(py: Python<'_>, error: &PyErr) {
+fn mark_announced(py: Python<'_>, error: &PyErr) {
     // Unusual exceptions have no room for the attribute; they are announced twice.
-    let _ = error.value(py).setattr("told", true);
+    let _ = error.value(py).setattr("announced", true);
 }
 
 type Inner = netsum_worker::Communicator;
@@ -228,10 +228,10 @@ impl Communicator {
     fn call(&self, py: Python<'_>, start: impl FnOnce() -> PyResult<Work>) -> PyResult<Work> {
         start().inspect_err(|error| {
             if error.is_instance_of::<PyException>(py)
-                && !error.value(py).hasattr("told").unwrap_or(false)
+                && !error.value(py).hasattr("announced").unwrap_or(false)
             {
                 self._refuse(py);
-                set_told(py, error);
+                mark_announced(py, error);
             }
         })
     }
@@ -261,12 +261,12 @@ impl Communicator {
                     .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });
             // The library has announced its own refusals.
-            if let Some(work) = begun.inspect_err(|error| set_told(py, error))? {
+            if let Some(work) = begun.inspect_err(|error| mark_announced(py, error))? {
                 return Ok(work);
             }
             // Other threads may use the communicator meanwhile, and Ctrl-C ends the wait.
             py.detach(|| self.room.wait_for(SIGNALS));
-            py.check_signals().inspect_err(|error| set_told(py, error))?;
+            py.check_signals().inspect_err(|error| mark_announced(py, error))?;
         }
     }
 

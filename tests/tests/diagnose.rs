@@ -98,24 +98,24 @@ impl<'a> TapRing<'a> {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
-            let said = self.cluster.netsum_json(&["diagnose", "app", "--watch", "400ms"]);
+            let printed = self.cluster.netsum_json(&["diagnose", "app", "--watch", "400ms"]);
             done.store(true, Ordering::Relaxed);
-            said.unwrap()
+            printed.unwrap()
         })
     }
 }
 
 /// Asserts that there is one finding, about this rank, with these words.
-fn assert_finding(said: &Value, rank: Option<u8>, words: &[&str]) {
-    let findings = said["findings"].as_array().unwrap();
-    assert_eq!(findings.len(), 1, "{said:#}");
-    assert_eq!(findings[0]["rank"], rank.map_or(Value::Null, Value::from), "{said:#}");
+fn assert_finding(printed: &Value, rank: Option<u8>, words: &[&str]) {
+    let findings = printed["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), 1, "{printed:#}");
+    assert_eq!(findings[0]["rank"], rank.map_or(Value::Null, Value::from), "{printed:#}");
     let (what, next) =
         (findings[0]["what"].as_str().unwrap(), findings[0]["next"].as_str().unwrap());
     for word in words {
-        assert!(what.contains(word), "{word}: {said:#}");
+        assert!(what.contains(word), "{word}: {printed:#}");
     }
-    assert!(!next.is_empty(), "{said:#}");
+    assert!(!next.is_empty(), "{printed:#}");
 }
 
 /// A parent has the job with another path MTU than the leaves.
@@ -141,8 +141,8 @@ fn boxes_that_have_made_a_job_differently_are_named() {
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
     group.order_all_reduce("i32", 100_000, 1).unwrap();
     let diagnose = |rack| {
-        let said = cluster.netsum_on(rack, &["diagnose", "differs", "--watch", "200ms"]);
-        said.unwrap_or_else(|said| format!("{said:#}"))
+        let printed = cluster.netsum_on(rack, &["diagnose", "differs", "--watch", "200ms"]);
+        printed.unwrap_or_else(|printed| format!("{printed:#}"))
     };
     let start = Instant::now();
     let [parent, leaf] = loop {
@@ -179,29 +179,29 @@ fn every_cause_of_a_hang_is_named() {
     // Two ranks have sent; the third never has.
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 0)));
     app.taken(2);
-    let said = app.diagnose_while(0, None);
+    let printed = app.diagnose_while(0, None);
     assert_finding(
-        &said,
+        &printed,
         Some(2),
         &["has never sent a packet to queue pair 0x102 of 10.0.0.1", "port2 is up"],
     );
-    assert_eq!(said["rings"][0]["missing"], serde_json::json!([2]), "{said:#}");
-    assert_eq!(said["rings"][0]["ranks"][0]["credit_used"], 1, "{said:#}");
+    assert_eq!(printed["rings"][0]["missing"], serde_json::json!([2]), "{printed:#}");
+    assert_eq!(printed["rings"][0]["ranks"][0]["credit_used"], 1, "{printed:#}");
     // Rank 2 sends to another queue pair.
     let mut wrong = TapRing::fragment(2, 3, 0);
     wrong.bth.qpn = 0x777;
-    let said = app.diagnose_while(2, Some(&wrong));
+    let printed = app.diagnose_while(2, Some(&wrong));
     assert_finding(
-        &said,
+        &printed,
         Some(2),
         &["sends to queue pair 0x777 of 10.0.0.1, and 0x102 is registered"],
     );
     // Rank 2 sends to another host.
     let mut wrong = TapRing::fragment(2, 3, 0);
     (wrong.dst, wrong.bth.qpn) = (vec![10, 0, 0, 9], 0x5);
-    let said = app.diagnose_while(2, Some(&wrong));
+    let printed = app.diagnose_while(2, Some(&wrong));
     assert_finding(
-        &said,
+        &printed,
         Some(2),
         &["sends from 10.0.0.3 to 10.0.0.9", "from 10.0.0.3 to 10.0.0.1 is registered"],
     );
@@ -209,9 +209,9 @@ fn every_cause_of_a_hang_is_named() {
     for psn in [0x7000, 0x2ff0] {
         let mut wrong = TapRing::fragment(2, 3, 0);
         wrong.bth.psn = psn;
-        let said = app.diagnose_while(2, Some(&wrong));
+        let printed = app.diagnose_while(2, Some(&wrong));
         let words = format!("other PSNs (last {psn:#x}) than registered (from 0x3000 on)");
-        assert_finding(&said, Some(2), &[&words]);
+        assert_finding(&printed, Some(2), &[&words]);
     }
     // Rank 2's packets are larger than the path MTU, or smaller than those of the others.
     let mut wrong = TapRing::fragment(2, 3, 0);
@@ -238,23 +238,23 @@ fn every_cause_of_a_hang_is_named() {
         &["another address than 10.0.0.3"],
     );
     // Wrong ICRCs.
-    let said = {
+    let printed = {
         let mut bytes = right.build();
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         app.taps[2].send(&bytes).unwrap();
         app.diagnose_while(2, None)
     };
-    assert_finding(&said, Some(2), &["wrong ICRC"]);
-    assert!(said["drops"]["rx_icrc_encapsulated"].as_u64() >= Some(1), "{said:#}");
+    assert_finding(&printed, Some(2), &["wrong ICRC"]);
+    assert!(printed["drops"]["rx_icrc_encapsulated"].as_u64() >= Some(1), "{printed:#}");
     // Rank 2's fragment arrives at last, and then rank 2 stops.
     app.send(2, &right);
     app.taken(3);
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 1)));
     app.taken(5);
-    let said = app.diagnose_while(0, None);
+    let printed = app.diagnose_while(0, None);
     assert_finding(
-        &said,
+        &printed,
         Some(2),
         &["has sent nothing since PSN 0x3000, ", "index 1 (PSN 0x3001) is missing"],
     );
@@ -263,18 +263,18 @@ fn every_cause_of_a_hang_is_named() {
     // Rank 2 received no result and keeps retransmitting, while nothing is pending.
     app.send(2, &TapRing::fragment(2, 3, 1));
     app.taken(6);
-    let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 1)));
+    let printed = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 1)));
     assert_finding(
-        &said,
+        &printed,
         Some(2),
         &["keeps retransmitting PSN ", "whose sum has been released: rank 0 behind port0"],
     );
     // Rank 2 ignores its credit: 8 fragments from index 2 on.
     (0..2).for_each(|rank| app.send(rank, &TapRing::fragment(rank, 3, 2)));
     app.taken(8);
-    let said = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 10)));
+    let printed = app.diagnose_while(2, Some(&TapRing::fragment(2, 3, 10)));
     assert_finding(
-        &said,
+        &printed,
         Some(2),
         &["sends beyond its credit: index 10, where 2 to 9 are allowed"],
     );
@@ -307,18 +307,18 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
     cluster.lab().host(2).set_faults(Faults::loss(1.0), Faults::NONE, 1).unwrap();
     group.order_all_reduce("i32", 1000, 2).unwrap();
     let start = Instant::now();
-    let said = loop {
-        let said = cluster.netsum_json(&["diagnose", "train", "--watch", "200ms"]).unwrap();
-        if said["rings"][0]["stalled_ms"].is_u64() {
-            break said;
+    let printed = loop {
+        let printed = cluster.netsum_json(&["diagnose", "train", "--watch", "200ms"]).unwrap();
+        if printed["rings"][0]["stalled_ms"].is_u64() {
+            break printed;
         }
-        assert!(start.elapsed() < 6 * SECOND, "{said:#}");
+        assert!(start.elapsed() < 6 * SECOND, "{printed:#}");
     };
-    let of_rank = said["findings"].as_array().unwrap().iter().find(|f| f["rank"] == 2);
-    let what = of_rank.unwrap_or_else(|| panic!("{said:#}"))["what"].as_str().unwrap();
+    let of_rank = printed["findings"].as_array().unwrap().iter().find(|f| f["rank"] == 2);
+    let what = of_rank.unwrap_or_else(|| panic!("{printed:#}"))["what"].as_str().unwrap();
     assert!(
         what.contains("has sent nothing since PSN") && what.contains("its process is alive"),
-        "{said:#}"
+        "{printed:#}"
     );
     // The job ends with an error at every rank.
     for (rank, answer) in group.answers(TIMEOUT).unwrap() {

@@ -186,8 +186,8 @@ fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
     let flow = first.flow(0, 0, 0, homes[0].1, homes[1].1);
     let refused = cluster.add_flow("again", &flow, "port0").unwrap_err();
     assert!(refused.to_string().contains("has its flow in ring 0 already"), "{refused}");
-    let said = cluster.netsum(&["job", "restart", "again"]).unwrap();
-    assert_eq!(said, "again: waiting  flows 0/3\n");
+    let printed = cluster.netsum(&["job", "restart", "again"]).unwrap();
+    assert_eq!(printed, "again: waiting  flows 0/3\n");
     assert_eq!(incomplete(), 0);
     let second = Load { first_psn: 0x80_0000, leave_after: None, ..first };
     register(second);

@@ -555,9 +555,9 @@ fn at_work(cluster: &Cluster) -> (Manager, Group) {
 fn causes(cluster: &Cluster, manager: &Manager, word: &str) -> String {
     let start = Instant::now();
     loop {
-        let said = manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap();
-        if said.contains(word) || start.elapsed() > TIMEOUT {
-            return said;
+        let printed = manager.netsum(cluster, &["fabric", "diagnose", JOB]).unwrap();
+        if printed.contains(word) || start.elapsed() > TIMEOUT {
+            return printed;
         }
     }
 }
@@ -658,7 +658,7 @@ fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
     let start = Instant::now();
     let is_said = || manager.netsum(&cluster, &["fabric", "show"]).unwrap().contains(half);
     work_until(&mut group, || manager.log(), |_, _| is_said());
-    println!("said after {:.1?}", start.elapsed());
+    println!("printed after {:.1?}", start.elapsed());
     assert_eq!(up(), 3);
     let left = work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes && at_spine1() == 0);
     println!("rings have left: {left:.1?}");

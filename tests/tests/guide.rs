@@ -63,19 +63,19 @@ fn the_guide_leads_to_an_all_reduce() {
         }
     }
 
-    let (mut daemon, mut ranks, mut said, mut summed) = (None, Vec::new(), String::new(), false);
+    let (mut daemon, mut ranks, mut printed, mut summed) = (None, Vec::new(), String::new(), false);
     for Block { who, commands } in blocks().unwrap() {
         let run = |machine: &Machine| {
             machine.run(&commands).unwrap_or_else(|e| panic!("{commands}: {e:#}"))
         };
         match &*who {
-            "box" => said = run(&box_),
+            "box" => printed = run(&box_),
             "hosts" => {
                 hosts.iter().for_each(|host| drop(run(host)));
                 let example =
                     "cc -o sum /usr/share/doc/netsum-hosts/all_reduce.c -lnetsum && ldd sum";
-                let said = hosts[0].run(example).unwrap();
-                assert!(said.contains("libnetsum.so.1 => /lib/libnetsum.so.1"), "{said}");
+                let printed = hosts[0].run(example).unwrap();
+                assert!(printed.contains("libnetsum.so.1 => /lib/libnetsum.so.1"), "{printed}");
             }
             "box unit" => {
                 assert_eq!(
@@ -114,10 +114,10 @@ fn the_guide_leads_to_an_all_reduce() {
             who => panic!("who is {who}?"),
         }
         if commands.starts_with("netsum port show") {
-            assert!(said.contains("eth1") && said.contains("eth2"), "{said}");
+            assert!(printed.contains("eth1") && printed.contains("eth2"), "{printed}");
         }
         if commands.contains("netsum stats trial") {
-            assert!(said.contains("completed"), "{said}");
+            assert!(printed.contains("completed"), "{printed}");
         }
     }
     assert!(summed, "nobody has summed");

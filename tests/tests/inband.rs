@@ -241,8 +241,11 @@ fn a_rank_that_reconnects_alone_waits_for_the_others_and_is_named() {
         let job = wait_for(&cluster, "its claim", |job| unclaimed(job) == [0, 2]);
         assert_eq!((&job["state"], &job["epoch"]), (&"active".into(), &1.into()), "{job:#}");
         assert_eq!(job["in_band"]["claims"][0]["rank"], 1, "{job:#}");
-        let said = cluster.netsum(&["diagnose", "app", "--watch", "200ms"]).unwrap();
-        assert!(said.contains("rank 1: has reconnected (queue pair 0x2004 of 10.0.0.3)"), "{said}");
+        let printed = cluster.netsum(&["diagnose", "app", "--watch", "200ms"]).unwrap();
+        assert!(
+            printed.contains("rank 1: has reconnected (queue pair 0x2004 of 10.0.0.3)"),
+            "{printed}"
+        );
         // The other ranks notice, and connect again too.
         stop.store(true, Ordering::Relaxed);
         let got = others.join().unwrap().unwrap();
@@ -267,8 +270,8 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
     assert!(got.iter().all(|g| (g.sums, g.unsummed) == (0, 10)), "{got:?}");
     assert!(cluster.counter(None, "in_band_wrong_token").unwrap() >= 30);
     assert_eq!(cluster.counter(None, "in_band_first").unwrap(), 0);
-    let said = |watch: &str| cluster.netsum(&["diagnose", "app", "--watch", watch]).unwrap();
-    let nobody = said("100ms");
+    let printed = |watch: &str| cluster.netsum(&["diagnose", "app", "--watch", watch]).unwrap();
+    let nobody = printed("100ms");
     for rank in 0..3 {
         assert!(nobody.contains(&format!("rank {rank}: has not shown up")), "{nobody}");
     }
@@ -286,9 +289,12 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         assert!(text.contains("not yet shown up in band: rank 1 of ring 0"), "{text}");
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("waits in band: ring 0 rank 2: port port2 src 10.0.0.3"), "{text}");
-        let said = said("200ms");
-        assert!(said.contains("rank 1: has not shown up") && !said.contains("rank 0:"), "{said}");
-        assert!(!said.contains("none was a first packet"), "{said}");
+        let printed = printed("200ms");
+        assert!(
+            printed.contains("rank 1: has not shown up") && !printed.contains("rank 0:"),
+            "{printed}"
+        );
+        assert!(!printed.contains("none was a first packet"), "{printed}");
         stop.store(true, Ordering::Relaxed);
         let got = two.join().unwrap().unwrap();
         assert!(
@@ -300,13 +306,13 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| wrong.run_some(&hosts, Connections::new(3), &[1], 10, &stop));
-        let said = said("1500ms");
+        let printed = printed("1500ms");
         stop.store(true, Ordering::Relaxed);
         assert!(
-            said.contains("first packets with an unknown token arrived while it was watched"),
-            "{said}"
+            printed.contains("first packets with an unknown token arrived while it was watched"),
+            "{printed}"
         );
-        assert!(said.contains("10.0.0.2 sends to queue pair 0x3004 of 10.0.0.3"), "{said}");
+        assert!(printed.contains("10.0.0.2 sends to queue pair 0x3004 of 10.0.0.3"), "{printed}");
     });
     assert_sums(&app.run_all(&hosts, Connections::new(4), 10).unwrap(), 10);
 }
@@ -355,8 +361,8 @@ fn contradictions_fail_the_job_with_the_reason_until_they_are_fixed() {
             let job = wait_for(&cluster, words, |job| job["state"] == "failed");
             let error = job["error"].as_str().unwrap();
             assert!(error.contains(words) && error.contains("rank 1 of ring 0"), "{job:#}");
-            let said = cluster.netsum(&["diagnose", "app", "--watch", "100ms"]).unwrap();
-            assert!(said.contains(words), "{said}");
+            let printed = cluster.netsum(&["diagnose", "app", "--watch", "100ms"]).unwrap();
+            assert!(printed.contains(words), "{printed}");
             stop.store(true, Ordering::Relaxed);
             one.join().unwrap().unwrap();
         });

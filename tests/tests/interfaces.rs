@@ -93,18 +93,18 @@ fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
 /// Waits until the daemon has logged, in one line, why an interface cannot be a port.
 fn wait_for_line(cluster: &Cluster, name: &str, why: &str) {
     let start = Instant::now();
-    let said = || {
+    let logged = || {
         let log = cluster.daemon_log();
         log.lines()
             .filter(|l| l.contains(&format!("port {name} cannot be used")))
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    while said().is_empty() {
+    while logged().is_empty() {
         assert!(start.elapsed() < TIMEOUT, "{name}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(said().len() == 1 && said()[0].contains(why), "{name}: {}", cluster.daemon_log());
+    assert!(logged().len() == 1 && logged()[0].contains(why), "{name}: {}", cluster.daemon_log());
 }
 
 #[test]

@@ -84,8 +84,11 @@ fn a_full_disk_leaves_the_last_state_and_is_written_to_when_there_is_room() {
     // Its log comes through a pipe.
     while !cluster.daemon_log().contains("ERROR") && start.elapsed() < TIMEOUT {}
     let log = cluster.daemon_log();
-    let said = log.lines().find(|line| line.contains("ERROR")).unwrap_or_else(|| panic!("{log}"));
-    assert!(said.contains(&*state.to_string_lossy()) && said.contains("No space left"), "{said}");
+    let logged = log.lines().find(|line| line.contains("ERROR")).unwrap_or_else(|| panic!("{log}"));
+    assert!(
+        logged.contains(&*state.to_string_lossy()) && logged.contains("No space left"),
+        "{logged}"
+    );
     assert_eq!(std::fs::read_to_string(inside(&state)).unwrap(), before);
 
     std::fs::remove_file(&filler).unwrap();

@@ -103,12 +103,12 @@ fn links_are_measured_and_rings_are_shared_out_by_that() {
     let measured = measure(&cluster, &manager);
     assert!(are_about(&measured[2], 400), "{measured:?}");
     assert!(measured[0] == [None, None], "{measured:?}");
-    let told = links(&cluster, &manager);
+    let found = links(&cluster, &manager);
     assert!(
-        told.iter().any(|link| link["unmeasured"]
+        found.iter().any(|link| link["unmeasured"]
             .as_str()
             .is_some_and(|why| why.starts_with("a job has its rings"))),
-        "{told:?}"
+        "{found:?}"
     );
     until(&mut group, &cluster, &manager, &[("spine0", 3), ("spine1", 1), ("spine2", 3)]);
 

@@ -138,9 +138,9 @@ fn exit_codes_and_prefixes_are_as_the_manual_says() {
         ("run --config /nowhere/netsum.toml", 1),
     ] {
         let out = netsum(&cluster, line);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert_eq!(out.status.code(), Some(code), "netsum {line}: {said}");
-        assert_eq!(code == 0, said.is_empty(), "netsum {line}: {said}");
+        let printed = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(code), "netsum {line}: {printed}");
+        assert_eq!(code == 0, printed.is_empty(), "netsum {line}: {printed}");
     }
     let rates =
         String::from_utf8(netsum(&cluster, "stats -i 100ms -c 3 --job train").stdout).unwrap();

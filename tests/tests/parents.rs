@@ -32,8 +32,8 @@ fn each_parent_gets_the_bytes_of_its_rings() {
         let create: Vec<&str> = create.iter().map(String::as_str).collect();
         cluster.netsum_on(node, &[&create[..], &members].concat()).unwrap();
         let flows = ["flow", "peers", "shared", "--peers", &peers, "--ports", ports];
-        let said = cluster.netsum_on(node, &[&flows[..], more].concat()).unwrap();
-        assert!(said.contains("active"), "{said}");
+        let printed = cluster.netsum_on(node, &[&flows[..], more].concat()).unwrap();
+        assert!(printed.contains("active"), "{printed}");
     }
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(4)).unwrap();
     let counted = || {

@@ -67,8 +67,8 @@ fn a_veth_without_gro_is_named_before_the_first_sum_and_in_mid_job() {
     gro("off");
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     is_logged(&cluster, &["job deaf: rank", words[0], words[1]]);
-    let said = diagnosis(&cluster, "deaf");
-    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    let printed = diagnosis(&cluster, "deaf");
+    assert!(words.iter().all(|word| printed.contains(word)), "{printed}");
     let by = |group: &mut netsum_lab::group::Group| {
         let outcomes = group.all_reduce("i32", 10_000, 1).unwrap();
         outcomes.into_iter().map(|outcome| outcome.mode).collect::<Vec<_>>()
@@ -135,18 +135,18 @@ fn ranks_of_a_running_job_test_their_path_again() {
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(3)).unwrap();
     group.all_reduce("i32", 10_000, 1).unwrap();
     let acknowledged = || {
-        let said = cluster.netsum_json(&["path", "running"]).unwrap();
-        let ranks = said["ranks"].as_array().unwrap().clone();
+        let printed = cluster.netsum_json(&["path", "running"]).unwrap();
+        let ranks = printed["ranks"].as_array().unwrap().clone();
         let of = |rank: &serde_json::Value| rank["acknowledged"].as_bool().unwrap();
-        (ranks.iter().map(of).collect::<Vec<_>>(), said)
+        (ranks.iter().map(of).collect::<Vec<_>>(), printed)
     };
-    let (all, said) = acknowledged();
-    assert_eq!(all, [true; 3], "{said:#}");
-    assert!(said["ranks"][0]["packets"].as_u64().unwrap() > 0, "{said:#}");
+    let (all, printed) = acknowledged();
+    assert_eq!(all, [true; 3], "{printed:#}");
+    assert!(printed["ranks"][0]["packets"].as_u64().unwrap() > 0, "{printed:#}");
     // The packets of rank 2 are lost: its data to rank 0, and its acknowledgements to rank 1.
     cluster.lab().host(2).set_faults(Faults::loss(1.0), Faults::NONE, 1).unwrap();
-    let (some, said) = acknowledged();
-    assert_eq!(some, [true, false, false], "{said:#}");
+    let (some, printed) = acknowledged();
+    assert_eq!(some, [true, false, false], "{printed:#}");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_port_whose_mtu_is_lowered_in_mid_job_is_named() {
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     group.all_reduce("i32", 10_000, 1).unwrap();
     run(cluster.lab().box_(), "ip", "link set port1 mtu 900");
-    let said = diagnosis(&cluster, "narrowed");
-    assert!(said.contains("port port1 has an MTU of 900"), "{said}");
+    let printed = diagnosis(&cluster, "narrowed");
+    assert!(printed.contains("port port1 has an MTU of 900"), "{printed}");
     run(cluster.lab().box_(), "ip", "link set port1 mtu 1500");
 }

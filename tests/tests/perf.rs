@@ -106,9 +106,9 @@ fn refusals_name_the_argument_and_what_would_be_right() {
             Err(error) => error.to_string(),
         };
         // Only the text behind the command is searched: the command itself contains the words.
-        let said = error.split_once("exit status").map_or(&*error, |(_, said)| said);
+        let cause = error.split_once("exit status").map_or(&*error, |(_, cause)| cause);
         for word in words {
-            assert!(said.contains(word), "`netsum {command}` does not say {word}: {said}");
+            assert!(cause.contains(word), "`netsum {command}` does not say {word}: {cause}");
         }
     }
     // The refused commands leave nothing behind.

@@ -301,10 +301,10 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
     flows[2].group_mark = TOTAL;
     let mut bench = Bench::with_flows(spec, flows).unwrap();
     let data = |rank| fragment(rank, 3, 0, lanes(rank, 64)).build();
-    let said = |packet: &[u8]| wire::parse(packet).unwrap().bth.flags;
+    let mark_of = |packet: &[u8]| wire::parse(packet).unwrap().bth.flags;
     assert_eq!(bench.aggregate(&data(0)).unwrap().action, DROP);
     let first = bench.aggregate(&data(1)).unwrap();
-    assert_eq!(said(&bench.egress(&first.packet).unwrap().packet), group_mark(2));
+    assert_eq!(mark_of(&bench.egress(&first.packet).unwrap().packet), group_mark(2));
     let again = bench.aggregate(&data(1)).unwrap();
     let mut total = fragment(2, 3, 0, lanes(9, 64));
     total.bth.flags = TOTAL;
@@ -314,7 +314,7 @@ fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
     assert_eq!(bench.egress(&again.packet).unwrap().action, DROP);
     let again = bench.aggregate(&data(1)).unwrap();
     let up = bench.egress(&again.packet).unwrap();
-    assert_eq!((up.action, said(&up.packet)), (PASS, group_mark(2) | TOTAL));
+    assert_eq!((up.action, mark_of(&up.packet)), (PASS, group_mark(2) | TOTAL));
 }
 
 #[test]

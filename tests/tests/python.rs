@@ -65,11 +65,11 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
     assert!(cluster.counter(Some("arrays"), "contributions").unwrap() > 4000);
     cluster.kill_daemon().unwrap();
     for rank in &mut ranks {
-        rank.say("go on").unwrap();
+        rank.send_line("go on").unwrap();
     }
     for rank in ranks {
-        let said = rank.success(TIMEOUT).unwrap();
-        assert!(said.contains("fell back"), "{said}");
+        let printed = rank.success(TIMEOUT).unwrap();
+        assert!(printed.contains("fell back"), "{printed}");
     }
 }
 
@@ -89,8 +89,8 @@ fn ranks_connect_again_while_operations_follow_each_other_without_a_pause() {
         cluster.netsum(&["job", "reconnect", "loops"]).unwrap();
     }
     for rank in ranks {
-        let said = rank.success(TIMEOUT).unwrap();
-        assert!(said.contains("reconnected"), "{said}");
+        let printed = rank.success(TIMEOUT).unwrap();
+        assert!(printed.contains("reconnected"), "{printed}");
     }
 }
 
@@ -115,18 +115,18 @@ fn a_wait_while_ranks_reconnect_is_in_time_and_ends_with_ctrl_c() {
     std::thread::sleep(Duration::from_secs(1));
     let sent = || cluster.counter(Some("held"), "contributions").unwrap();
     let before = sent();
-    ranks[0].say("go on").unwrap();
+    ranks[0].send_line("go on").unwrap();
     // By then rank 0 has the other rank's consent.
     while sent() == before {}
     let daemon = Pid::from_raw(cluster.daemon_pid().cast_signed());
     kill(daemon, Signal::SIGSTOP).unwrap();
-    ranks[1].say("go on").unwrap();
+    ranks[1].send_line("go on").unwrap();
     all_say(&mut ranks, "held");
     kill(daemon, Signal::SIGCONT).unwrap();
-    ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
+    ranks.iter_mut().for_each(|rank| rank.send_line("go on").unwrap());
     for rank in ranks {
-        let said = rank.success(TIMEOUT).unwrap();
-        assert!(said.contains("reconnected"), "{said}");
+        let printed = rank.success(TIMEOUT).unwrap();
+        assert!(printed.contains("reconnected"), "{printed}");
     }
 }
 
@@ -140,8 +140,8 @@ fn refusals_of_a_job_say_what_to_do() {
         (3, "strict", &*token, &["ConfigError", "ranks 3", "job strict has 2", "WORLD_SIZE"]),
         (2, "other", &token, &["ControllerError", "other"]),
     ] {
-        let said = start(&cluster, "refused", 0, ranks, job, token).success(TIMEOUT).unwrap();
-        assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
+        let printed = start(&cluster, "refused", 0, ranks, job, token).success(TIMEOUT).unwrap();
+        assert!(words.iter().all(|word| printed.contains(word)), "{words:?}: {printed}");
     }
 }
 
@@ -153,13 +153,13 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
     let ranks: Vec<Running> =
         (0..4).map(|rank| start(&cluster, "refused_alone", rank, 4, "alone", &token)).collect();
     for rank in ranks {
-        let said = rank.success(TIMEOUT).unwrap();
+        let printed = rank.success(TIMEOUT).unwrap();
         assert!(
-            said.contains("MismatchError")
-                && said.contains("nothing (its own call returned an error"),
-            "{said}"
+            printed.contains("MismatchError")
+                && printed.contains("nothing (its own call returned an error"),
+            "{printed}"
         );
-        assert!(said.contains("rank 2"), "{said}");
+        assert!(printed.contains("rank 2"), "{printed}");
     }
 }
 
@@ -191,9 +191,9 @@ fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
         let mut command = command(&cluster, "refused", 1, 2, "lost", &token);
         let started = Instant::now();
         let rank = Running::start("Python rank 1", command.env("NETSUM_IP", address)).unwrap();
-        let said = rank.success(TIMEOUT).unwrap();
+        let printed = rank.success(TIMEOUT).unwrap();
         let words = ["ControllerError", "rank 1", address, what, &seen];
-        assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
+        assert!(words.iter().all(|word| printed.contains(word)), "{words:?}: {printed}");
         // The bridge is watched for a second. A missing rank would be waited for for a minute.
         assert!(started.elapsed() < TIMEOUT / 2, "{address}: {:?}", started.elapsed());
     }

@@ -455,8 +455,8 @@ fn registered(spec: LabSpec, boxes: &[(Option<usize>, &[&str], &str)]) {
     for &(rack, members, ports) in boxes {
         cluster.netsum_on(rack, &[&create[..], members].concat()).unwrap();
         let flows = ["flow", "peers", "own", "--peers", &peers, "--ports", ports];
-        let said = cluster.netsum_on(rack, &flows).unwrap();
-        assert!(said.contains("active"), "{said}");
+        let printed = cluster.netsum_on(rack, &flows).unwrap();
+        assert!(printed.contains("active"), "{printed}");
     }
     let mut group = cluster.ranks_alone(&job, &one_on_each_host(ranks)).unwrap();
     for seed in 0..3 {

@@ -42,7 +42,7 @@ fn start_daemon(cluster: &mut Cluster, heartbeat: Duration) {
     cluster.start_daemon_as(&DaemonOptions { listen, ..DaemonOptions::default() }).unwrap();
 }
 
-fn ask_to_reconnect(cluster: &Cluster) {
+fn request_reconnect(cluster: &Cluster) {
     cluster.netsum(&["job", "reconnect", JOB]).unwrap();
 }
 
@@ -97,7 +97,7 @@ fn a_rank_that_is_stopped_between_two_operations_ends_nothing() {
 fn ranks_connect_again_when_they_are_asked_to_and_every_sum_is_right() {
     let (cluster, mut group) = start(10 * SECOND);
     for reconnects in 1..=3 {
-        ask_to_reconnect(&cluster);
+        request_reconnect(&cluster);
         work_until(&cluster, &mut group, reconnects);
     }
     group
@@ -135,7 +135,7 @@ fn ranks_connect_again_while_operations_are_in_flight() {
         ("f32", 1),
     ];
     let (cluster, mut group) = start(10 * SECOND);
-    ask_to_reconnect(&cluster);
+    request_reconnect(&cluster);
     let (begun, mut after) = (Instant::now(), 0);
     // A few more over the new connections.
     for seed in 0.. {
@@ -157,11 +157,11 @@ fn ranks_connect_again_while_operations_are_in_flight() {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn ranks_reconnect_after_a_daemon_was_killed_before_they_had() {
     let (mut cluster, mut group) = start(10 * SECOND);
-    ask_to_reconnect(&cluster);
+    request_reconnect(&cluster);
     cluster.kill_daemon().unwrap();
     start_daemon(&mut cluster, 5 * SECOND);
     work_until(&cluster, &mut group, 1);
-    ask_to_reconnect(&cluster);
+    request_reconnect(&cluster);
     // Rank 0 learns of it.
     std::thread::sleep(SECOND);
     let files = group.order_all_reduce("i32", 50_000, 3).unwrap();
@@ -187,7 +187,7 @@ fn a_rank_that_dies_while_all_connect_again_is_named() {
 /// A rank dies this long after the start of the operation with which the ranks reconnect.
 fn dies_after(delay: Duration) {
     let (cluster, mut group) = start(2 * SECOND);
-    ask_to_reconnect(&cluster);
+    request_reconnect(&cluster);
     std::thread::sleep(SECOND / 2);
     group.order_all_reduce("i32", 1000, 3).unwrap();
     std::thread::sleep(delay);
@@ -215,7 +215,7 @@ fn dies_after(delay: Duration) {
 /// moment.
 fn joined_in_vain() -> (Cluster, Group) {
     let (mut cluster, mut group) = start(2 * SECOND);
-    ask_to_reconnect(&cluster);
+    request_reconnect(&cluster);
     // Rank 0 learns of it.
     std::thread::sleep(SECOND / 2);
     let files = std::thread::scope(|s| {
@@ -405,8 +405,12 @@ fn back_on_the_box(cluster: &Cluster, group: &mut Group, times: u64, since: Inst
         more == 30
     });
     let log = group.log();
-    for said in ["falling back from the box", "the box sums again"] {
-        assert_eq!(log.matches(said).count() as u64, times * u64::from(RANKS), "{said}: {log}");
+    for printed in ["falling back from the box", "the box sums again"] {
+        assert_eq!(
+            log.matches(printed).count() as u64,
+            times * u64::from(RANKS),
+            "{printed}: {log}"
+        );
     }
 }
 

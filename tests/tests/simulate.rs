@@ -21,19 +21,24 @@ fn simulate(cluster: &Cluster, frames: &[Vec<u8>], options: &[&str]) -> Value {
         writer.write_packet(&PcapPacket::new(Duration::ZERO, frame.len() as u32, frame)).unwrap();
     }
     drop(writer);
-    let said =
+    let printed =
         cluster.netsum_json(&[&["simulate", path.to_str().unwrap()], options].concat()).unwrap();
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../netsum/schema/simulation.json");
     let schema = serde_json::from_str(&std::fs::read_to_string(schema).unwrap()).unwrap();
     let validator = jsonschema::draft202012::new(&schema).unwrap();
-    let errors: Vec<String> = validator.iter_errors(&said).map(|e| e.to_string()).collect();
-    assert!(errors.is_empty(), "{errors:?}\n{said:#}");
-    said
+    let errors: Vec<String> = validator.iter_errors(&printed).map(|e| e.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}\n{printed:#}");
+    printed
 }
 
 /// A field of every frame.
-fn all<'a>(said: &'a Value, field: &str) -> Vec<&'a str> {
-    said["frames"].as_array().unwrap().iter().map(|f| f[field].as_str().unwrap_or("none")).collect()
+fn all<'a>(printed: &'a Value, field: &str) -> Vec<&'a str> {
+    printed["frames"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f[field].as_str().unwrap_or("none"))
+        .collect()
 }
 
 /// The packets of a rank's first message.
@@ -79,14 +84,15 @@ fn frames_of_a_job_that_is_set_up_in_band() {
         one[0].build(),
         zero[0].build(),
     ];
-    let said = simulate(&cluster, &frames, &[]);
+    let printed = simulate(&cluster, &frames, &[]);
     assert_eq!(
-        all(&said, "outcome"),
+        all(&printed, "outcome"),
         ["dropped", "dropped", "passed", "dropped", "dropped", "dropped"],
-        "{said:#}"
+        "{printed:#}"
     );
     let verdict = |number: usize| {
-        said["frames"][number - 1]["steps"].as_array().unwrap().last().unwrap()["verdict"].clone()
+        printed["frames"][number - 1]["steps"].as_array().unwrap().last().unwrap()["verdict"]
+            .clone()
     };
     assert_eq!(
         (1..=6).map(verdict).collect::<Vec<_>>(),
@@ -98,17 +104,17 @@ fn frames_of_a_job_that_is_set_up_in_band() {
             json!(["in_band_first"]),
             json!(["in_band_first"])
         ],
-        "{said:#}"
+        "{printed:#}"
     );
-    let frame = |number: usize| &said["frames"][number - 1];
+    let frame = |number: usize| &printed["frames"][number - 1];
     for (number, reason) in
         [(1, "it begins a connection of the job"), (2, "waits for those of the other ranks")]
     {
-        assert!(frame(number)["reason"].as_str().unwrap().contains(reason), "{said:#}");
-        assert_eq!(frame(number)["next"], "", "nothing is wrong: {said:#}");
+        assert!(frame(number)["reason"].as_str().unwrap().contains(reason), "{printed:#}");
+        assert_eq!(frame(number)["next"], "", "nothing is wrong: {printed:#}");
     }
-    assert_eq!((&frame(1)["job"], &frame(1)["ring"]), (&"app".into(), &0.into()), "{said:#}");
-    assert_eq!((&frame(3)["job"], &frame(4)["job"]), (&Value::Null, &"app".into()), "{said:#}");
+    assert_eq!((&frame(1)["job"], &frame(1)["ring"]), (&"app".into(), &0.into()), "{printed:#}");
+    assert_eq!((&frame(3)["job"], &frame(4)["job"]), (&Value::Null, &"app".into()), "{printed:#}");
     let job = cluster.netsum_json(&["job", "show", "app"]).unwrap();
     assert_eq!(job["in_band"]["claims"], json!([]), "the daemon has not registered them: {job:#}");
 
@@ -121,16 +127,16 @@ fn frames_of_a_job_that_is_set_up_in_band() {
     frames.push(one[0].build());
     // The last frame is from the same queue pair with another PSN: the rank reconnects.
     frames.push(packets(&app, Connections { psn: c.psn + 50, ..c }, 0)[0].build());
-    let said = simulate(&cluster, &frames, &["--fresh"]);
+    let printed = simulate(&cluster, &frames, &["--fresh"]);
     let expected = [vec!["absorbed"; n], vec!["released"; n], vec!["replayed", "dropped"]].concat();
-    assert_eq!(all(&said, "outcome"), expected, "{said:#}");
-    assert_eq!(all(&said, "port")[n - 1..n + 1], ["port0", "port1"], "{said:#}");
-    assert!(all(&said, "job").iter().all(|job| *job == "app"), "{said:#}");
-    let last = said["frames"].as_array().unwrap().last().unwrap();
+    assert_eq!(all(&printed, "outcome"), expected, "{printed:#}");
+    assert_eq!(all(&printed, "port")[n - 1..n + 1], ["port0", "port1"], "{printed:#}");
+    assert!(all(&printed, "job").iter().all(|job| *job == "app"), "{printed:#}");
+    let last = printed["frames"].as_array().unwrap().last().unwrap();
     assert!(last["reason"].as_str().unwrap().contains("it begins a connection"), "{last:#}");
     // With the slots of the running job: these packets were released long ago.
-    let said = simulate(&cluster, &frames[..1], &[]);
-    assert!(["replayed", "passed"].contains(&all(&said, "outcome")[0]), "{said:#}");
+    let printed = simulate(&cluster, &frames[..1], &[]);
+    assert!(["replayed", "passed"].contains(&all(&printed, "outcome")[0]), "{printed:#}");
     assert_eq!(
         cluster.counter(Some("app"), "contributions").unwrap(),
         before,
@@ -181,27 +187,30 @@ fn check_fragments(cluster: &Cluster, of: impl Fn(u8, u32) -> FrameSpec) {
         of(1, 1).build(),
         of(0, 0).build(),
     ];
-    let said = simulate(cluster, &frames, &[]);
+    let printed = simulate(cluster, &frames, &[]);
     assert_eq!(
-        all(&said, "outcome"),
+        all(&printed, "outcome"),
         ["absorbed", "released", "passed", "dropped", "absorbed", "released", "replayed"],
-        "{said:#}"
+        "{printed:#}"
     );
     assert_eq!(
-        all(&said, "port"),
+        all(&printed, "port"),
         ["port0", "port1", "port0", "port1", "port0", "port1", "port0"],
-        "{said:#}"
+        "{printed:#}"
     );
-    assert_eq!(all(&said, "what")[1..3], ["SEND_ONLY", "ACK"]);
-    let frame = |number: usize| &said["frames"][number - 1];
+    assert_eq!(all(&printed, "what")[1..3], ["SEND_ONLY", "ACK"]);
+    let frame = |number: usize| &printed["frames"][number - 1];
     let steps = frame(2)["steps"].as_array().unwrap();
     let to: Vec<_> =
         steps.iter().filter_map(|s| Some((s["to"].as_u64()?, s["verdict"].clone()))).collect();
-    assert_eq!(to, [(0, json!(["results"])), (1, json!(["results"]))], "{said:#}");
-    assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
+    assert_eq!(to, [(0, json!(["results"])), (1, json!(["results"]))], "{printed:#}");
+    assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{printed:#}");
     // At another port than its rank's, the frame is refused.
-    let said = simulate(cluster, &frames[..1], &["--port", "port1"]);
-    assert!(all(&said, "reason")[0].contains("arrive at another port than port0"), "{said:#}");
+    let printed = simulate(cluster, &frames[..1], &["--port", "port1"]);
+    assert!(
+        all(&printed, "reason")[0].contains("arrive at another port than port0"),
+        "{printed:#}"
+    );
 }
 
 #[test]
@@ -221,12 +230,12 @@ fn frames_with_a_vlan_tag() {
     arp[32..36].copy_from_slice(&[10, 0, 0, 2]);
     let mut tcp = tagged(fragment(1, 0)).build();
     tcp[27] = 6;
-    let said = simulate(&cluster, &[arp, tcp], &[]);
-    assert_eq!(all(&said, "what"), ["ARP", "TCP"], "{said:#}");
+    let printed = simulate(&cluster, &[arp, tcp], &[]);
+    assert_eq!(all(&printed, "what"), ["ARP", "TCP"], "{printed:#}");
     assert_eq!(
-        (all(&said, "port"), all(&said, "outcome")),
+        (all(&printed, "port"), all(&printed, "outcome")),
         (vec!["port1"; 2], vec!["passed"; 2]),
-        "{said:#}"
+        "{printed:#}"
     );
 }
 
@@ -237,17 +246,17 @@ fn frames_of_ipv6() {
     by_hand(&cluster, "six", ["fd00::1", "fd00::2"]);
     check_fragments(&cluster, |rank, index| fragment(rank, index).v6());
     check_fragments(&cluster, |rank, index| tagged(fragment(rank, index).v6()));
-    let said = simulate(&cluster, &[fragment(0, 0).v6().build(), fragment(0, 0).build()], &[]);
-    let transport = &said["frames"][0]["transport"];
+    let printed = simulate(&cluster, &[fragment(0, 0).v6().build(), fragment(0, 0).build()], &[]);
+    let transport = &printed["frames"][0]["transport"];
     assert_eq!(
         (&transport["src"], &transport["dst"]),
         (&"fd00::1".into(), &"fd00::2".into()),
-        "{said:#}"
+        "{printed:#}"
     );
     assert_eq!(
-        all(&said, "outcome"),
+        all(&printed, "outcome"),
         ["absorbed", "passed"],
-        "nobody has registered the IPv4 one: {said:#}"
+        "nobody has registered the IPv4 one: {printed:#}"
     );
     // A neighbour advertisement for a rank's address passes at the rank's own port only.
     let mut advertisement = fragment(1, 0).v6().build();
@@ -255,14 +264,14 @@ fn frames_of_ipv6() {
     advertisement[54..62].copy_from_slice(&[136, 0, 0, 0, 0x60, 0, 0, 0]);
     advertisement[62..78].copy_from_slice(&[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
     let frames = [advertisement];
-    let said = simulate(&cluster, &frames, &[]);
+    let printed = simulate(&cluster, &frames, &[]);
     assert_eq!(
-        (all(&said, "what"), all(&said, "port")),
+        (all(&printed, "what"), all(&printed, "port")),
         (vec!["ICMPv6"], vec!["port1"]),
-        "{said:#}"
+        "{printed:#}"
     );
-    assert_eq!(all(&said, "outcome"), ["passed"], "{said:#}");
-    let said = simulate(&cluster, &frames, &["--port", "port0"]);
-    assert_eq!(all(&said, "outcome"), ["dropped"], "{said:#}");
-    assert_eq!(said["counters"], json!({"spoofed": 1}), "{said:#}");
+    assert_eq!(all(&printed, "outcome"), ["passed"], "{printed:#}");
+    let printed = simulate(&cluster, &frames, &["--port", "port0"]);
+    assert_eq!(all(&printed, "outcome"), ["dropped"], "{printed:#}");
+    assert_eq!(printed["counters"], json!({"spoofed": 1}), "{printed:#}");
 }

@@ -44,13 +44,13 @@ struct Sums {
     hangs: Vec<String>,
 }
 
-/// An all-reduce that the ranks were told to do: its number, type and length, and the files for its
+/// An all-reduce that the ranks have been ordered to do: its number, type and length, and the files for its
 /// results.
 struct OrderedAllReduce(u64, &'static str, usize, Vec<PathBuf>);
 
 impl OrderedAllReduce {
     /// Uses types and lengths in turn.
-    fn tell(group: &mut Group, number: u64) -> Result<Self> {
+    fn start(group: &mut Group, number: u64) -> Result<Self> {
         let len = LENGTHS[number as usize % LENGTHS.len()];
         let dtype = ["i32", "f32"][number as usize / LENGTHS.len() % 2];
         Ok(Self(number, dtype, len, group.order_all_reduce(dtype, len, number)?))
@@ -59,8 +59,8 @@ impl OrderedAllReduce {
 
 impl Sums {
     /// Waits for an all-reduce, and compares it bit by bit at each rank.
-    fn add(&mut self, group: &mut Group, told: &OrderedAllReduce) -> Result<()> {
-        let OrderedAllReduce(number, dtype, len, files) = told;
+    fn add(&mut self, group: &mut Group, order: &OrderedAllReduce) -> Result<()> {
+        let OrderedAllReduce(number, dtype, len, files) = order;
         let what = || format!("all-reduce {number}, {len} x {dtype}");
         let outcomes = group.check_all_reduce(dtype, *len, *number, files).with_context(what)?;
         ensure!(
@@ -145,9 +145,9 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
     let (begun, mut sums, mut number, mut first) = (Instant::now(), Sums::default(), 0, None);
     let worked = std::thread::scope(|scope| -> Result<()> {
         let beside = [scope.spawn(flap), scope.spawn(tcp)];
-        let mut said = begun;
+        let mut logged = begun;
         let mut work = || -> Result<()> {
-            let mut told = OrderedAllReduce::tell(&mut group, 0)?;
+            let mut order = OrderedAllReduce::start(&mut group, 0)?;
             while !over.load(Ordering::Relaxed) && begun.elapsed() < time {
                 number += 1;
                 // By then the ranks have needed all the memory that they ever need. They are idle
@@ -155,16 +155,16 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
                 let is_warm =
                     flaps.load(Ordering::Relaxed) >= 2 && number >= 2 * LENGTHS.len() as u64;
                 if first.is_none() && is_warm {
-                    sums.add(&mut group, &told)?;
+                    sums.add(&mut group, &order)?;
                     first = Some(memories(&cluster, &group)?);
-                    told = OrderedAllReduce::tell(&mut group, number)?;
+                    order = OrderedAllReduce::start(&mut group, number)?;
                     continue;
                 }
                 // Ranks continue while results are compared.
-                let next = OrderedAllReduce::tell(&mut group, number)?;
-                sums.add(&mut group, &std::mem::replace(&mut told, next))?;
-                if said.elapsed() > 30 * SECOND {
-                    said = Instant::now();
+                let next = OrderedAllReduce::start(&mut group, number)?;
+                sums.add(&mut group, &std::mem::replace(&mut order, next))?;
+                if logged.elapsed() > 30 * SECOND {
+                    logged = Instant::now();
                     let left = time.saturating_sub(begun.elapsed()).as_secs();
                     let (lost, memory) = (lost(&cluster)?, memories(&cluster, &group)?);
                     eprintln!(
@@ -172,7 +172,7 @@ fn soak(time: Duration, over: &AtomicBool) -> Result<()> {
                     );
                 }
             }
-            sums.add(&mut group, &told)
+            sums.add(&mut group, &order)
         };
         let worked = work();
         over.store(true, Ordering::Relaxed);

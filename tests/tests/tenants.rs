@@ -71,8 +71,11 @@ fn reduce(hosts: &[Host], controller: &str, job: &str, token: &str, k: usize) {
     };
     let printed: Vec<String> =
         [rank(0), rank(1)].into_iter().map(|rank| rank.success(MINUTE).unwrap()).collect();
-    let said = printed.concat();
-    assert!(said.contains("\"by\": \"box\"") && said.contains("\"wrong\": 0"), "{job}: {said}");
+    let all_printed = printed.concat();
+    assert!(
+        all_printed.contains("\"by\": \"box\"") && all_printed.contains("\"wrong\": 0"),
+        "{job}: {all_printed}"
+    );
 }
 
 #[test]

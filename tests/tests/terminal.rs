@@ -206,8 +206,8 @@ fn without_a_terminal_it_says_so() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let mut top = Command::new(program("netsum").unwrap());
     let out = top.args(["--socket", &cluster.socket(), "top"]).output().unwrap();
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.code() == Some(2) && said.contains("top needs a terminal"), "{out:?}");
+    let printed = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && printed.contains("top needs a terminal"), "{out:?}");
     assert!(out.stdout.is_empty());
 }
 

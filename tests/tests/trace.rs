@@ -149,8 +149,8 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
     let before = settled(&cluster, "train");
     group.all_reduce("i32", 30_000, 2).unwrap();
     let after = settled(&cluster, "train");
-    let said = interrupt(tracing);
-    assert!(said.contains(" 0 events were lost"), "{said}");
+    let printed = interrupt(tracing);
+    assert!(printed.contains(" 0 events were lost"), "{printed}");
     wait_until("it is off", || !is_traced(&cluster));
     let packets = commented(&file);
     assert_eq!(verdicts(packets.iter().map(|(_, comment)| comment)), growth(&before, &after));
@@ -311,16 +311,16 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     let before = (counters(&cluster, None), cluster.netsum(&["slot", "show", "app"]).unwrap());
     // Another job is running all the while.
     let files = group.order_all_reduce("i32", 300_000, 2).unwrap();
-    let said = cluster.netsum_json(&["simulate", file]).unwrap();
+    let printed = cluster.netsum_json(&["simulate", file]).unwrap();
     group.check_all_reduce("i32", 300_000, 2, &files).unwrap();
-    assert_valid(&validator("simulation.json"), &said);
+    assert_valid(&validator("simulation.json"), &printed);
     let of = |field: &str| -> Vec<&str> {
-        said["frames"].as_array().unwrap().iter().map(|f| f[field].as_str().unwrap()).collect()
+        printed["frames"].as_array().unwrap().iter().map(|f| f[field].as_str().unwrap()).collect()
     };
     assert_eq!(
         of("outcome"),
         ["absorbed", "released", "passed", "dropped", "dropped", "replayed", "passed", "passed"],
-        "{said:#}"
+        "{printed:#}"
     );
     assert_eq!(of("what")[1..3], ["SEND_ONLY", "ACK"]);
     assert_eq!(of("what")[6], "ARP");
@@ -328,19 +328,19 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
         of("port"),
         ["port0", "port1", "port0", "port1", "port0", "port0", "port0", "port1"]
     );
-    assert_eq!(said["same_programs"], true);
-    let frame = |number: usize| &said["frames"][number - 1];
+    assert_eq!(printed["same_programs"], true);
+    let frame = |number: usize| &printed["frames"][number - 1];
     let to: Vec<_> =
         frame(2)["steps"].as_array().unwrap().iter().filter_map(|s| s["to"].as_u64()).collect();
-    assert_eq!(to, [0, 1], "{said:#}");
+    assert_eq!(to, [0, 1], "{printed:#}");
     assert_eq!(
         (&frame(2)["job"], &frame(2)["slot"]["contributors"]),
         (&"app".into(), &serde_json::json!([0, 1]))
     );
-    assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{said:#}");
-    assert!(frame(4)["next"].as_str().unwrap().contains("--icrc ignore"), "{said:#}");
+    assert_eq!(frame(4)["reason"], "rank 1: its packets have a wrong ICRC", "{printed:#}");
+    assert!(frame(4)["next"].as_str().unwrap().contains("--icrc ignore"), "{printed:#}");
     let beyond = frame(5)["reason"].as_str().unwrap();
-    assert!(beyond.contains("beyond its credit: index 9, where 1 to 8 are allowed"), "{said:#}");
+    assert!(beyond.contains("beyond its credit: index 9, where 1 to 8 are allowed"), "{printed:#}");
     assert_eq!(
         frame(8)["steps"][1]["verdict"],
         serde_json::json!(["contributions", "out_of_sequence", "gap_forwarded"])
@@ -364,8 +364,8 @@ fn a_simulation_explains_every_frame_and_no_job_notices() {
     tap.send(&fragment(0, 0).build()).unwrap();
     wait_until("the box has it", || counters(&cluster, Some("app")).contains_key("contributions"));
     let outcomes = |arguments: &[&str]| {
-        let said = cluster.netsum_json(&[&["simulate", file], arguments].concat()).unwrap();
-        said["outcomes"].clone()
+        let printed = cluster.netsum_json(&[&["simulate", file], arguments].concat()).unwrap();
+        printed["outcomes"].clone()
     };
     assert_eq!(
         outcomes(&[]),
@@ -404,23 +404,23 @@ fn a_capture_of_a_real_job_comes_to_the_same_sums_again() {
     let mut group = cluster.ranks(&job, &token, &one_on_each_host(2)).unwrap();
     group.all_reduce("i32", 20_000, 1).unwrap();
     let live = settled(&cluster, "train");
-    let said = interrupt(tracing);
-    assert!(said.contains(" 0 events were lost"), "{said}");
+    let printed = interrupt(tracing);
+    assert!(printed.contains(" 0 events were lost"), "{printed}");
 
-    let said = cluster.netsum_json(&["simulate", file.to_str().unwrap(), "--fresh"]).unwrap();
+    let printed = cluster.netsum_json(&["simulate", file.to_str().unwrap(), "--fresh"]).unwrap();
     // Frames of a file never arrive on the CPU of a ring.
     let came: u64 = ["steered", "inline"].iter().filter_map(|&name| live.get(name)).sum();
-    assert_eq!(said["counters"]["steered"].as_u64(), Some(came), "{}", said["counters"]);
+    assert_eq!(printed["counters"]["steered"].as_u64(), Some(came), "{}", printed["counters"]);
     for name in ["contributions", "completed", "released"] {
         assert_eq!(
-            said["counters"][name].as_u64(),
+            printed["counters"][name].as_u64(),
             live.get(name).copied(),
             "{name}: {}",
-            said["counters"]
+            printed["counters"]
         );
     }
     let (mut contributions, mut acknowledgements) = (0, 0);
-    for frame in said["frames"].as_array().unwrap() {
+    for frame in printed["frames"].as_array().unwrap() {
         match frame["what"].as_str().unwrap() {
             "ACK" => {
                 assert_eq!(frame["outcome"], "passed", "{frame:#}");

@@ -51,14 +51,14 @@ fn wait_for(cluster: &Cluster, agent: &mut Running, fits: impl Fn(&Value) -> boo
         assert!(Instant::now() < deadline, "not within {TIMEOUT:?}:\n{}", agent.stderr());
         let line = agent.line(TIMEOUT);
         let line = line.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
-        if let Some(said) = serde_json::from_str(&line).ok().filter(&fits) {
-            return said;
+        if let Some(reported) = serde_json::from_str(&line).ok().filter(&fits) {
+            return reported;
         }
     }
 }
 
 fn is(event: &'static str) -> impl Fn(&Value) -> bool {
-    move |said| said["event"] == event
+    move |reported| reported["event"] == event
 }
 
 #[test]
@@ -74,7 +74,8 @@ fn training_resumes_with_the_ranks_that_are_there() {
         (0..HOSTS).map(|host| torchrun(&cluster, host, &checkpoint)).collect();
     let first = wait_for(&cluster, &mut agents[0], is("step"));
     assert_eq!(first["step"], 0);
-    let after = |step: u64| move |said: &Value| said["step"].as_u64().is_some_and(|s| s > step);
+    let after =
+        |step: u64| move |reported: &Value| reported["step"].as_u64().is_some_and(|s| s > step);
     wait_for(&cluster, &mut agents[0], after(20));
     assert_eq!((&shown()["ranks"], &shown()["epoch"]), (&3.into(), &1.into()));
 
@@ -101,6 +102,6 @@ fn training_resumes_with_the_ranks_that_are_there() {
     let last = wait_for(&cluster, &mut agents[0], after(step + 20));
     assert!(released() > before, "the box does not sum for 3 ranks");
     assert_eq!((&shown()["ranks"], &shown()["state"]), (&3.into(), &"active".into()));
-    let [first, last] = [first, last].map(|said| said["loss"].as_f64().unwrap());
+    let [first, last] = [first, last].map(|reported| reported["loss"].as_f64().unwrap());
     assert!(last < first / 2.0, "nothing was learnt: {first} to {last}");
 }

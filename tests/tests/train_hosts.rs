@@ -74,19 +74,19 @@ fn tcp(host: &str) -> String {
 }
 
 /// Asserts that each rank has summed at its host's address.
-fn summed(lab: &Lab, said: &[String]) {
-    for (number, said) in said.iter().enumerate() {
-        assert_eq!(said.trim(), format!("summed at {}", lab.host(number).ip(0)));
+fn summed(lab: &Lab, printed: &[String]) {
+    for (number, printed) in printed.iter().enumerate() {
+        assert_eq!(printed.trim(), format!("summed at {}", lab.host(number).ip(0)));
     }
 }
 
 /// Asserts that all ranks got the same refusal.
-fn refused(said: &[String], words: &[&str]) {
+fn refused(printed: &[String], words: &[&str]) {
     assert!(
-        said[0].starts_with("refused: ") && said.iter().all(|other| *other == said[0]),
-        "{said:?}"
+        printed[0].starts_with("refused: ") && printed.iter().all(|other| *other == printed[0]),
+        "{printed:?}"
     );
-    assert!(words.iter().all(|word| said[0].contains(word)), "{words:?}: {}", said[0]);
+    assert!(words.iter().all(|word| printed[0].contains(word)), "{words:?}: {}", printed[0]);
 }
 
 #[test]
@@ -105,14 +105,14 @@ fn ranks_of_one_host_share_its_address_with_a_box_and_without() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let (lab, store) = (cluster.lab(), tcp(&cluster.lab().host(0).ip(0).to_string()));
     let expected = HOSTS.map(|host| format!("summed at {}", lab.host(host).ip(0)));
-    let said = |more: &dyn Fn(usize, &mut Command)| {
-        let said = run_on(lab, &HOSTS, &store, more);
-        said.iter().map(|said| said.trim().to_owned()).collect::<Vec<_>>()
+    let printed = |more: &dyn Fn(usize, &mut Command)| {
+        let printed = run_on(lab, &HOSTS, &store, more);
+        printed.iter().map(|printed| printed.trim().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(said(&|_, _| ()), expected);
+    assert_eq!(printed(&|_, _| ()), expected);
     let token = cluster.create_job(&JobSpec::new("train", 4)).unwrap();
     let controller = format!("{}:{WORKER_PORT}", lab.box_().ip());
-    let by_box = said(&|_, command| {
+    let by_box = printed(&|_, command| {
         command.envs([
             ("NETSUM_CONTROLLER", &*controller),
             ("NETSUM_JOB", "train"),
@@ -134,13 +134,13 @@ fn one_of_several_addresses_is_chosen_where_another_rank_has_one() {
         &run(&lab, &file("none"), |_, _| ()),
         &["rank 0: it is not known which of its addresses", &second[..5], "NETSUM_IP"],
     );
-    let said = run(&lab, &file("one"), |rank, command| {
+    let printed = run(&lab, &file("one"), |rank, command| {
         if rank == 1 {
             command.env("NETSUM_IP", &second);
         }
     });
-    assert_eq!(said[0].trim(), format!("summed at {}", lab.host(0).ip(0)));
-    assert_eq!(said[1].trim(), format!("summed at {second}"));
+    assert_eq!(printed[0].trim(), format!("summed at {}", lab.host(0).ip(0)));
+    assert_eq!(printed[1].trim(), format!("summed at {second}"));
 }
 
 #[test]
@@ -161,8 +161,9 @@ fn a_master_whose_own_name_is_a_loopback_address() {
         Running::start(&format!("PyTorch rank {number}"), &mut command).unwrap()
     };
     let ranks: Vec<Running> = (0..RANKS).map(start).collect();
-    let said: Vec<String> = ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
-    summed(&lab, &said);
+    let printed: Vec<String> =
+        ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
+    summed(&lab, &printed);
 }
 
 #[test]
@@ -181,22 +182,22 @@ fn addresses_that_other_machines_do_not_reach_are_refused_at_all_ranks() {
         ]))
         .unwrap();
     }
-    let said = run(&lab, &master, |_, command| {
+    let printed = run(&lab, &master, |_, command| {
         command.env("NETSUM_IP", "172.17.0.2");
     });
-    refused(&said, &["rank 0 and rank 1", "different machines", "172.17.0.2", "NETSUM_IP"]);
-    let said = run(&lab, &master, |rank, command| {
+    refused(&printed, &["rank 0 and rank 1", "different machines", "172.17.0.2", "NETSUM_IP"]);
+    let printed = run(&lab, &master, |rank, command| {
         if rank == 1 {
             command.env("NETSUM_IP", "127.0.0.1");
         }
     });
-    refused(&said, &["rank 1 has the loopback address 127.0.0.1", "NETSUM_IP"]);
-    let said = run(&lab, &master, |rank, command| {
+    refused(&printed, &["rank 1 has the loopback address 127.0.0.1", "NETSUM_IP"]);
+    let printed = run(&lab, &master, |rank, command| {
         if rank == 1 {
             command.env("NETSUM_IP", "10.99.0.1");
         }
     });
-    refused(&said, &["rank 1", "10.99.0.1", "set NETSUM_IP to an address of this machine"]);
+    refused(&printed, &["rank 1", "10.99.0.1", "set NETSUM_IP to an address of this machine"]);
 }
 
 #[test]
@@ -221,7 +222,7 @@ fn the_box_sums_for_the_rows_and_columns_of_a_mesh() {
             assert_eq!(line.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log())), word);
         }
         assert_eq!(jobs(), count, "{}", cluster.daemon_log());
-        ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
+        ranks.iter_mut().for_each(|rank| rank.send_line("go on").unwrap());
     }
     ranks.into_iter().for_each(|rank| drop(rank.success(TIMEOUT).unwrap()));
 }

@@ -79,9 +79,9 @@ fn the_backend_finds_the_box_and_continues_without_it() {
     assert!(all_say(&mut ranks, &cluster).starts_with("by the box "));
     assert!(cluster.counter(Some("backend"), "contributions").unwrap() > 1000);
     cluster.kill_daemon().unwrap();
-    ranks.iter_mut().for_each(|rank| rank.say("go on").unwrap());
+    ranks.iter_mut().for_each(|rank| rank.send_line("go on").unwrap());
     assert!(all_say(&mut ranks, &cluster).starts_with("by the ranks "));
-    ranks.iter_mut().for_each(|rank| rank.say("leave").unwrap());
+    ranks.iter_mut().for_each(|rank| rank.send_line("leave").unwrap());
     for rank in ranks {
         rank.success(TIMEOUT).unwrap();
     }

@@ -22,7 +22,7 @@ fn end(host: &Host, words: &[&str]) -> Ended {
     start(host, words).end(TIMEOUT).unwrap()
 }
 
-fn said(host: &Host, words: &[&str]) -> String {
+fn printed(host: &Host, words: &[&str]) -> String {
     start(host, words).success(TIMEOUT).unwrap()
 }
 
@@ -54,23 +54,23 @@ fn addresses_devices_and_kernels(lab: &Lab) {
         for ip in [host.ip(0), host.ip(1), host.ipv6(0), host.ipv6(1)] {
             ping(namespace, ip, 2, TIMEOUT).unwrap_or_else(|e| panic!("{ip}: {e:#}"));
         }
-        let uname = said(host, &["uname", "-r"]);
+        let uname = printed(host, &["uname", "-r"]);
         assert!(uname.starts_with(release), "{uname}");
-        let link = said(host, &["ip", "link", "show", "eth0"]);
+        let link = printed(host, &["ip", "link", "show", "eth0"]);
         assert!(link.contains("mtu 2300") && link.contains(&host.mac()), "{link}");
         // GID 1 is the IPv4 address; the MTU is the largest path MTU that fits into the link's.
-        let device = said(host, &["ibv_devinfo", "-v", "-d", "rxe0"]);
+        let device = printed(host, &["ibv_devinfo", "-v", "-d", "rxe0"]);
         let gid = format!("GID[  1]:\t\t::ffff:{}, RoCE v2", host.ip(0));
         assert!(device.contains(&gid) && device.contains("active_mtu:\t\t2048"), "{device}");
-        assert!(said(host, &["rdma", "link"]).contains("rxe0/1 state ACTIVE"));
+        assert!(printed(host, &["rdma", "link"]).contains("rxe0/1 state ACTIVE"));
     }
 }
 
 fn input_outputs_and_exit_codes_come_through(vm: &Host) {
     let mut cat = start(vm, &["cat"]);
-    cat.say("one").unwrap();
+    cat.send_line("one").unwrap();
     assert_eq!(cat.line(TIMEOUT).unwrap(), "one", "at once, and not at the end");
-    cat.say("two").unwrap();
+    cat.send_line("two").unwrap();
     assert_eq!(cat.success(TIMEOUT).unwrap(), "one\ntwo\n");
     let ended = end(vm, &["sh", "-c", "echo out; echo err >&2; exit 7"]);
     assert_eq!((ended.status.code(), &*ended.stdout, &*ended.stderr), (Some(7), "out\n", "err\n"));
@@ -113,12 +113,12 @@ fn files_are_copied_once_for_each_version(vm: &Host) {
         std::fs::write(&file, contents).unwrap();
         put();
         put();
-        assert_eq!(said(vm, &["cat", "/data/x"]), contents);
+        assert_eq!(printed(vm, &["cat", "/data/x"]), contents);
     }
     // A program of cargo's target folder, which runs there with the C library of the packages.
     let perf = program("netsum-perf").unwrap().display().to_string();
-    let modified = |_| said(vm, &["stat", "-c", "%i", "/lab/netsum-perf"]);
-    let inodes = [(); 2].map(|()| said(vm, &[&perf, "--help"])).map(modified);
+    let modified = |_| printed(vm, &["stat", "-c", "%i", "/lab/netsum-perf"]);
+    let inodes = [(); 2].map(|()| printed(vm, &[&perf, "--help"])).map(modified);
     assert_eq!(inodes[0], inodes[1], "copied once");
 }
 

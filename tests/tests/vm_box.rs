@@ -19,11 +19,11 @@ fn every_kernel_takes_the_programs_and_sums_with_them() {
             machine.put(&program(name).unwrap(), &format!("/lab/{name}")).unwrap();
         }
         let mut command = lab.host(0).command(program("lab-box").unwrap());
-        let said =
+        let printed =
             Running::start("lab-box", &mut command).unwrap().success(Duration::from_secs(400));
-        let said =
-            said.unwrap_or_else(|error| panic!("{kernel}: {error:#}\n{}", machine.console()));
-        insta::assert_snapshot!(format!("verified_instructions_{kernel}"), said);
+        let printed =
+            printed.unwrap_or_else(|error| panic!("{kernel}: {error:#}\n{}", machine.console()));
+        insta::assert_snapshot!(format!("verified_instructions_{kernel}"), printed);
     }
 }
 

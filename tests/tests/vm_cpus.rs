@@ -29,6 +29,6 @@ fn all_reduces_while_it_comes_and_goes(number: u32) {
     }
     let mut command = lab.host(0).command(program("lab-unplug").unwrap());
     let running = Running::start("lab-unplug", command.arg(number.to_string())).unwrap();
-    let said = running.success(Duration::from_secs(400));
-    println!("{}", said.unwrap_or_else(|error| panic!("{error:#}\n{}", machine.console())));
+    let printed = running.success(Duration::from_secs(400));
+    println!("{}", printed.unwrap_or_else(|error| panic!("{error:#}\n{}", machine.console())));
 }

@@ -65,9 +65,9 @@ impl Site {
     /// Runs a command that the daemon refuses, and returns the reason.
     fn refused(&self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
-        let said = format!("{:#}", self.cluster.netsum(&words).unwrap_err());
-        assert!(said.contains("exit status: 3"), "{said}");
-        said
+        let refusal = format!("{:#}", self.cluster.netsum(&words).unwrap_err());
+        assert!(refusal.contains("exit status: 3"), "{refusal}");
+        refusal
     }
 
     fn done(&self, what: &str) {
@@ -111,11 +111,11 @@ fn sums(groups: &mut [Group], seed: u64) {
 fn all_rings(site: &Site) {
     let before = site.available();
     site.all((0..63).map(|i| format!("{} --token {TOKEN}", job(i).create_arguments().join(" "))));
-    let said = site.refused("job create one-more --ranks 2 --rings 4");
-    assert!(said.contains("--rings 4: 3 of 255 rings are free"), "{said}");
+    let refusal = site.refused("job create one-more --ranks 2 --rings 4");
+    assert!(refusal.contains("--rings 4: 3 of 255 rings are free"), "{refusal}");
     site.all([format!("{} --token {TOKEN}", job(63).create_arguments().join(" "))].into_iter());
-    let said = site.refused("job create one-more --ranks 2 --window 1");
-    assert!(said.contains("--rings 1: 0 of 255 rings are free"), "{said}");
+    let refusal = site.refused("job create one-more --ranks 2 --window 1");
+    assert!(refusal.contains("--rings 1: 0 of 255 rings are free"), "{refusal}");
     let jobs = site.cluster.netsum_json(&["job", "show"]).unwrap();
     let jobs = jobs.as_array().unwrap();
     let memory: u64 = jobs.iter().map(|job| job["memory"].as_u64().unwrap()).sum();
@@ -170,17 +170,20 @@ fn the_clock_jumps(site: &Site, groups: &mut Vec<Group>) {
 
 /// More jobs than the machine has memory for, although the configuration would allow them.
 fn more_than_there_is(site: &Site) {
-    let said =
+    let refusal =
         site.refused("job create too-large --ranks 2 --window 32 --message-size 1M --rings 4");
-    assert!(said.contains("of 4.0 GiB are free, but the machine has "), "{said}");
+    assert!(refusal.contains("of 4.0 GiB are free, but the machine has "), "{refusal}");
     let created = (0..).find(|i| {
         let more = ["--window", "16", "--message-size", "256K", "--rings", "4"];
         let name = format!("large{i}");
         let result = site.cluster.create(&name, &[("--ranks", 2)], &more);
         let Err(error) = result else { return false };
-        let said = format!("{error:#}");
-        assert!(said.contains("exit status: 3") && said.contains("the machine has "), "{said}");
-        println!("{said}");
+        let refusal = format!("{error:#}");
+        assert!(
+            refusal.contains("exit status: 3") && refusal.contains("the machine has "),
+            "{refusal}"
+        );
+        println!("{refusal}");
         true
     });
     site.done(&format!("{created:?} jobs of 40 MiB"));
@@ -202,10 +205,10 @@ fn without_ipv6(site: &Site) {
     let to = config.display().to_string();
     site.cluster.lab().box_().vm().unwrap().put(&config, &to).unwrap();
     let mut run = site.cluster.lab().box_().command(program("netsum").unwrap());
-    let said = format!("{:#}", output(run.args(["run", "--config", &to])).unwrap_err());
+    let refusal = format!("{:#}", output(run.args(["run", "--config", &to])).unwrap_err());
     assert!(
-        said.contains("listen.workers = \"[::]:4799\": cannot listen; this kernel has no IPv6"),
-        "{said}"
+        refusal.contains("listen.workers = \"[::]:4799\": cannot listen; this kernel has no IPv6"),
+        "{refusal}"
     );
     site.done("no IPv6");
 }
@@ -288,7 +291,7 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
     assert_eq!(denied(), "");
     println!("{}", debian.journal("netsum").unwrap());
 
-    for (command, said) in FORBIDDEN {
+    for (command, refusal) in FORBIDDEN {
         // The shell has the same restrictions as the daemon, and the rights that it needs to try.
         let tried = format!("aa-exec -p netsum-tries -- /bin/sh -c '{command}'");
         run(&format!(
@@ -299,7 +302,7 @@ fn apparmor_lets_the_daemon_do_its_work_and_nothing_else() {
         ));
         let denied = denied();
         assert!(
-            denied.lines().any(|l| l.contains("netsum-tries") && l.contains(said)),
+            denied.lines().any(|l| l.contains("netsum-tries") && l.contains(refusal)),
             "{command}: {denied}"
         );
     }

@@ -239,9 +239,9 @@ fn foreign_traffic(lab: &Lab) {
         .collect();
     for foreign in started {
         let what = foreign.what().to_owned();
-        let said = foreign.end(Duration::from_secs(120)).unwrap();
+        let printed = foreign.end(Duration::from_secs(120)).unwrap();
         // perftest prints "65536  20  peak  average  rate"; the others print "100 iters in ...".
-        let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let words = printed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let done = words.into_iter().any(|words| match words[..] {
             // A rate of 0.00 has been seen: perftest divides by the CPU frequency, which it
             // measures itself, and the CPU is emulated. The box counts the data that has passed.
@@ -249,6 +249,6 @@ fn foreign_traffic(lab: &Lab) {
             ["100", "iters", "in", ..] => true,
             _ => false,
         });
-        assert!(done, "{what}:\n{said}");
+        assert!(done, "{what}:\n{printed}");
     }
 }

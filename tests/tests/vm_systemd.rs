@@ -76,8 +76,9 @@ impl Site {
             Running::start(&format!("host {i}"), &mut shell).unwrap()
         };
         let ranks: Vec<_> = commands.into_iter().enumerate().map(start).collect();
-        let said: Vec<_> = ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
-        said[0].clone()
+        let printed: Vec<_> =
+            ranks.into_iter().map(|rank| rank.success(TIMEOUT).unwrap()).collect();
+        printed[0].clone()
     }
 
     /// The log of the unit, with priorities.
@@ -119,7 +120,7 @@ fn create_job(site: &Site, job: &JobSpec) {
 
 /// All of the guide except its end: the daemon is running, and the guide's own job is done.
 fn follow_the_guide(site: &Site) {
-    let (mut first, mut said) = (None, String::new());
+    let (mut first, mut printed) = (None, String::new());
     for Block { who, commands } in blocks().unwrap() {
         match &*who {
             "hosts" | "box remove" => {}
@@ -131,11 +132,11 @@ fn follow_the_guide(site: &Site) {
                     "{table}"
                 );
             }
-            _ => said = site.run(&commands),
+            _ => printed = site.run(&commands),
         }
         if commands.starts_with("netsum port show") {
             // No wait is needed: systemd reports the unit as started only when the daemon answers.
-            assert!(said.contains("eth1") && said.contains("eth2"), "{said}");
+            assert!(printed.contains("eth1") && printed.contains("eth2"), "{printed}");
         }
         site.done(commands.lines().next().unwrap());
     }
@@ -282,8 +283,8 @@ fn upgrade(running: &mut RunningJob) {
     running.site.done("and there");
     let before = running.site.run("systemctl show --value -p MainPID netsum");
     running.unnoticed("dpkg -i of a newer version", |site| {
-        let said = site.run(&format!("dpkg -i {}", newer.file_name().unwrap().display()));
-        assert!(said.contains("'systemctl restart netsum' changes over"), "{said}");
+        let printed = site.run(&format!("dpkg -i {}", newer.file_name().unwrap().display()));
+        assert!(printed.contains("'systemctl restart netsum' changes over"), "{printed}");
         assert_eq!(
             site.run("systemctl show --value -p MainPID netsum"),
             before,

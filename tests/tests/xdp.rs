@@ -207,14 +207,14 @@ fn perf_with(cluster: &Cluster, capabilities: &str) -> String {
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn capabilities_that_are_missing_are_named() {
     let cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
-    let said = perf_with(&cluster, "-all");
+    let printed = perf_with(&cluster, "-all");
     for word in ["CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF", "transport udp needs none"] {
-        assert!(said.contains(word), "{said}");
+        assert!(printed.contains(word), "{printed}");
     }
-    let said = perf_with(&cluster, "-all,+net_raw,+net_admin");
-    assert!(said.contains("lacks CAP_BPF"), "{said}");
+    let printed = perf_with(&cluster, "-all,+net_raw,+net_admin");
+    assert!(printed.contains("lacks CAP_BPF"), "{printed}");
     assert!(!has_program(cluster.lab().host(0)));
     // No more capabilities are needed: only the other rank is missing.
-    let said = perf_with(&cluster, "-all,+net_raw,+net_admin,+bpf");
-    assert!(said.contains("did not answer"), "{said}");
+    let printed = perf_with(&cluster, "-all,+net_raw,+net_admin,+bpf");
+    assert!(printed.contains("did not answer"), "{printed}");
 }

@@ -149,9 +149,10 @@ pub fn run(args: BenchArgs) -> Result<()> {
 
 /// Runs the benchmark `bench-NAME`, and saves its output, figures and picture if asked to.
 fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
-    let said = [format!("$ cargo xtask bench {name} --save")].into_iter();
-    let said = said.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
-    let said = said.collect::<Vec<_>>().join(" ");
+    let command_line = [format!("$ cargo xtask bench {name} --save")].into_iter();
+    let command_line =
+        command_line.chain((!arguments.is_empty()).then(|| format!("-- {}", arguments.join(" "))));
+    let command_line = command_line.collect::<Vec<_>>().join(" ");
     if save {
         let draws = !["control", "host"].contains(&name);
         let kinds: &[&str] = if draws { &["json", "svg"] } else { &["json"] };
@@ -164,7 +165,7 @@ fn recorded(name: &str, mut arguments: Vec<String>, save: bool) -> Result<()> {
     let (text, status) = bench(&format!("bench-{program}"), &arguments)?;
     // If a part of the run has failed, the rest is still saved.
     if save {
-        write(&format!("{RECORDS}/{name}.txt"), &said, &text)?;
+        write(&format!("{RECORDS}/{name}.txt"), &command_line, &text)?;
     }
     ensure!(status.success(), "the benchmark failed: {status}");
     Ok(())

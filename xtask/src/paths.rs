@@ -70,7 +70,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     if out.status.success() {
         return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    let lines: Vec<&str> = said.trim().lines().collect();
+    let printed = String::from_utf8_lossy(&out.stderr);
+    let lines: Vec<&str> = printed.trim().lines().collect();
     bail!("{line}: {}: {}", out.status, lines[lines.len().saturating_sub(30)..].join("\n"))
 }

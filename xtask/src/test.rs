@@ -130,7 +130,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     let mut tally = Tally::default();
     let (lab, pure): (Vec<_>, Vec<_>) = programs.into_iter().partition(TestProgram::needs_lab);
-    let lab = asked_for(args, lab, &mut tally);
+    let lab = selected(args, lab, &mut tally);
     let any = |needs: fn(&TestProgram) -> bool| lab.iter().any(needs);
     let vms_ready =
         if any(TestProgram::needs_vms) { setup::require_vms(&Kernel::ALL) } else { Ok(()) };
@@ -224,9 +224,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
 }
 
 /// The programs that have tests which are asked for; counts all others.
-fn asked_for(args: &TestArgs, lab: Vec<TestProgram>, tally: &mut Tally) -> Vec<TestProgram> {
+fn selected(args: &TestArgs, lab: Vec<TestProgram>, tally: &mut Tally) -> Vec<TestProgram> {
     let filter = args.filter.as_deref();
-    let mut asked = Vec::new();
+    let mut selected = Vec::new();
     for program in lab {
         let rest = if args.all || args.fast || filter.is_some() {
             Some(program)
@@ -241,14 +241,14 @@ fn asked_for(args: &TestArgs, lab: Vec<TestProgram>, tally: &mut Tally) -> Vec<T
         let Some(program) = rest else { continue };
         match program.list(filter) {
             Ok(tests) if args.fast && !FAST.contains(&program.name.as_str()) => {
-                tally.skip(set(&program), tests, "not asked for (--fast)");
+                tally.skip(set(&program), tests, "not selected (--fast)");
             }
             Ok(0) => {}
-            Ok(_) => asked.push(program),
+            Ok(_) => selected.push(program),
             Err(error) => tally.count(set(&program), &program.title(), Err(error)),
         }
     }
-    asked
+    selected
 }
 
 /// The programs for which the machine is ready; counts all others.

@@ -189,14 +189,14 @@ mod tests {
     fn a_frame_says_whose_it_is() {
         let mut frame = frame(MAC, ["7", "leaf0"], "swp9");
         assert_eq!(frame[..14], [1, 0x80, 0xc2, 0, 0, 0x0e, 2, 0, 0, 0, 0, 7, 0x88, 0xcc]);
-        let said = Neighbour {
+        let announced = Neighbour {
             mac: MAC,
             id: "7".into(),
             chassis: "leaf0".into(),
             port: "swp9".into(),
             ttl: Duration::from_secs(TTL.into()),
         };
-        assert_eq!(parse(&frame), Some(said.clone()));
+        assert_eq!(parse(&frame), Some(announced.clone()));
         for other in [MAC, [1, 0x80, 0xc2, 0, 0, 0]] {
             assert_eq!(
                 parse(&[&other[..], &frame[6..]].concat()),
@@ -206,7 +206,7 @@ mod tests {
         }
         // Short frames are padded.
         frame.resize(60, 0);
-        assert_eq!(parse(&frame), Some(said));
+        assert_eq!(parse(&frame), Some(announced));
     }
 
     #[test]

@@ -348,8 +348,8 @@ mod tests {
     fn wrong_tokens_make_one_line_in_an_interval_with_their_number() {
         let (mut lines, begin) = (Lines::default(), Instant::now());
         let after = |ms: u32| begin + ms * Duration::from_millis(1);
-        let said: Vec<u64> = (0..9_000).filter_map(|ms| lines.record(after(ms))).collect();
-        assert_eq!(said, [0]);
+        let logged: Vec<u64> = (0..9_000).filter_map(|ms| lines.record(after(ms))).collect();
+        assert_eq!(logged, [0]);
         assert_eq!(lines.record(after(10_000)), Some(8_999));
         assert_eq!(lines.record(after(10_001)), None);
         assert_eq!(lines.record(after(20_000)), Some(1));

@@ -50,7 +50,7 @@ pub struct MemberEvidence {
 impl MemberEvidence {
     /// The port towards the box that may know why the contribution is missing; only if this box
     /// sees no fault itself.
-    fn asks_behind(&self) -> Option<String> {
+    fn behind_port(&self) -> Option<String> {
         let refused = |o: Counter| o.kind() == Kind::Drop && o != Counter::DuplicateRequest;
         let is_clean = self.port.up && !self.seen.last_verdict.is_some_and(refused);
         self.behind().filter(|_| is_clean).map(|_| self.port.name.clone())

@@ -195,10 +195,10 @@ mod tests {
         let one = Amount { jobs: 1, rings: 1, slots: 64, memory: 1024 };
         assert_eq!(limits.exceeded(used, one), None);
         let more = Amount { memory: 1025, ..one };
-        let said = limits.exceeded(used, more).unwrap().to_string();
-        assert_eq!(said, "memory limit 4.0 KiB, 3.0 KiB in use, 1.0 KiB needed");
-        let said = limits.exceeded(used + one, more).unwrap().to_string();
-        assert_eq!(said, "jobs limit 3, 3 in use, 1 needed");
+        let refusal = limits.exceeded(used, more).unwrap().to_string();
+        assert_eq!(refusal, "memory limit 4.0 KiB, 3.0 KiB in use, 1.0 KiB needed");
+        let refusal = limits.exceeded(used + one, more).unwrap().to_string();
+        assert_eq!(refusal, "jobs limit 3, 3 in use, 1 needed");
         assert_eq!(Limits::default().exceeded(used, more), None);
     }
 }

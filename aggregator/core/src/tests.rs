@@ -1283,26 +1283,26 @@ fn a_refusal_names_limit_use_and_what_would_fit() {
     c.set_tenants(BTreeMap::from([("a".to_owned(), some)]));
     c.create_job(JobSpec { rings: 2, ..small("a1", "a") }).unwrap();
     let refused = |c: &mut Controller, spec: JobSpec| c.create_job(spec).unwrap_err().to_string();
-    let said = refused(&mut c, JobSpec { rings: 3, ..small("a2", "a") });
+    let why = refused(&mut c, JobSpec { rings: 3, ..small("a2", "a") });
     // A smaller window does not change the number of rings.
-    assert_eq!(said, "tenant `a`: rings limit 4, 2 in use, 3 needed");
+    assert_eq!(why, "tenant `a`: rings limit 4, 2 in use, 3 needed");
     let wide = |window| JobSpec { window: Messages(window), ..small("a2", "a") };
-    let said = refused(&mut c, wide(8));
+    let why = refused(&mut c, wide(8));
     let expected =
         "tenant `a`: memory limit 71.2 KiB, 47.5 KiB in use, 95.0 KiB needed; --window 2 would fit";
-    assert_eq!(said, expected);
+    assert_eq!(why, expected);
     c.create_job(wide(2)).unwrap();
     assert!(refused(&mut c, wide(1)).contains("already exists: pick another name or delete it"));
-    let said = refused(&mut c, JobSpec { window: Messages(1), ..small("a3", "a") });
-    assert!(said.contains("memory limit 71.2 KiB, 71.2 KiB in use"), "{said}");
+    let why = refused(&mut c, JobSpec { window: Messages(1), ..small("a3", "a") });
+    assert!(why.contains("memory limit 71.2 KiB, 71.2 KiB in use"), "{why}");
     c.create_job(JobSpec { rings: 6, ..small("d1", "default") }).unwrap();
-    let said = refused(&mut c, JobSpec { window: Messages(16), ..small("d2", "default") });
-    assert!(said.contains("; 23.8 KiB of 237.5 KiB are free; "), "{said}");
-    assert!(said.ends_with("; --window 2 would fit"), "{said}");
-    let said = refused(&mut c, JobSpec { rings: 8, ..small("d2", "default") });
-    assert!(said.ends_with("; no --window would fit"), "{said}");
-    let said = refused(&mut c, small("x", "nobody"));
-    assert_eq!(said, "--tenant `nobody`: the configuration has a, default");
+    let why = refused(&mut c, JobSpec { window: Messages(16), ..small("d2", "default") });
+    assert!(why.contains("; 23.8 KiB of 237.5 KiB are free; "), "{why}");
+    assert!(why.ends_with("; --window 2 would fit"), "{why}");
+    let why = refused(&mut c, JobSpec { rings: 8, ..small("d2", "default") });
+    assert!(why.ends_with("; no --window would fit"), "{why}");
+    let why = refused(&mut c, small("x", "nobody"));
+    assert_eq!(why, "--tenant `nobody`: the configuration has a, default");
     assert_eq!(c.memory_used(), 9 * ONE, "who is refused gets nothing");
 }
 
@@ -1314,8 +1314,8 @@ fn a_limit_that_is_lowered_ends_no_job() {
     (0..3).for_each(|i| drop(c.create_job(small(&format!("a{i}"), "a")).unwrap()));
     c.set_tenants(limits(Some(1)));
     assert_eq!(c.jobs().count(), 3);
-    let said = c.create_job(small("a3", "a")).unwrap_err().to_string();
-    assert_eq!(said, "tenant `a`: jobs limit 1, 3 in use, 1 needed");
+    let why = c.create_job(small("a3", "a")).unwrap_err().to_string();
+    assert_eq!(why, "tenant `a`: jobs limit 1, 3 in use, 1 needed");
     (0..3).for_each(|i| drop(c.delete_job(&format!("a{i}")).unwrap()));
     c.create_job(small("a3", "a")).unwrap();
     // Jobs of a tenant that is no longer configured still count.

@@ -139,7 +139,7 @@ impl Contestant {
     pub fn run(&mut self, order: &Order) -> Result<Round> {
         let before = Cost::now(&self.cluster)?;
         for rank in &mut self.ranks {
-            rank.say(&serde_json::to_string(order)?)?;
+            rank.send_line(&serde_json::to_string(order)?)?;
         }
         let mut answers = Vec::new();
         for rank in &mut self.ranks {

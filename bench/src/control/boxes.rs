@@ -39,8 +39,8 @@ impl FakeBox {
         controller.set_ports((1..).zip(names).map(port).collect());
         let timeouts =
             RingTimeouts { hold: Duration::from_secs(10), stall: Duration::from_secs(10) };
-        let told = RecordedState { idle: true, ..RecordedState::default() };
-        let agent = Agent::new(Box::new(Recorder(Arc::new(Mutex::new(told)))), timeouts);
+        let recorded = RecordedState { idle: true, ..RecordedState::default() };
+        let agent = Agent::new(Box::new(Recorder(Arc::new(Mutex::new(recorded)))), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_secs(1));
         let find = move |wanted| {
             let place = hosts.iter().position(|&host| mac(host) == wanted)?;

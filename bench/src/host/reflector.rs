@@ -90,7 +90,7 @@ impl Reflector {
     /// If rank 0 fails, or the reflector dropped a packet.
     pub fn round(&mut self, bytes: usize, seconds: f64) -> Result<Round> {
         let before = self.receive_times()?;
-        self.rank.say(&serde_json::to_string(&Order { len: bytes / 4, seconds })?)?;
+        self.rank.send_line(&serde_json::to_string(&Order { len: bytes / 4, seconds })?)?;
         let line = self.rank.line(Duration::from_secs_f64(seconds) + PATIENCE)?;
         let answer: Answer = serde_json::from_str(&line).with_context(|| line.clone())?;
         let after = self.receive_times()?;

@@ -64,11 +64,11 @@ impl Boxes {
         let mut all = BTreeMap::new();
         let racks = self.lab().spec().racks;
         for number in if racks == 0 { vec![None] } else { (0..racks).map(Some).collect() } {
-            let said = self.cluster.netsum_on(number, &["-j", "stats", NAME])?;
-            let counted = parse_counters(&said).with_context(|| {
+            let json = self.cluster.netsum_on(number, &["-j", "stats", NAME])?;
+            let counted = parse_counters(&json).with_context(|| {
                 format!(
                     "cannot parse the output of netsum \
-                     stats: `{said}`"
+                     stats: `{json}`"
                 )
             })?;
             counted.into_iter().for_each(|(name, count)| *all.entry(name).or_default() += count);
@@ -108,7 +108,7 @@ impl Boxes {
     }
 
     /// The logs, to be appended to an error.
-    pub fn said(&self) -> String {
+    pub fn logs(&self) -> String {
         let manager = self.manager.as_ref().map(Manager::log).unwrap_or_default();
         format!("\nlog of the box:\n{}{manager}", self.cluster.daemon_log())
     }
@@ -126,8 +126,8 @@ mod tests {
 
     #[test]
     fn counters_are_found_next_to_the_timing() {
-        let said = r#"{"completed":18040,"steered":3,"timing":{"sampled":64,"ranks":[]}}"#;
-        let counters = parse_counters(said).unwrap();
+        let json = r#"{"completed":18040,"steered":3,"timing":{"sampled":64,"ranks":[]}}"#;
+        let counters = parse_counters(json).unwrap();
         assert_eq!(
             counters,
             BTreeMap::from([("completed".to_owned(), 18040), ("steered".to_owned(), 3)])

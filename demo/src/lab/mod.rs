@@ -266,8 +266,8 @@ fn train_alone(config: &Config, program: &Path, out: &Path) -> Result<(Trained, 
         .args(ranks::training_arguments(config))
         .arg("--weights")
         .arg(out.join(file));
-    let said = output(&mut command)?;
-    let last = said.lines().last().context("netsum-demo reference printed nothing")?;
+    let answer = output(&mut command)?;
+    let last = answer.lines().last().context("netsum-demo reference printed nothing")?;
     match serde_json::from_str(last)? {
         Line::Trained(trained) => Ok((trained, read_weights(out, file)?)),
         other => bail!("netsum-demo reference ended with {other:?}"),

@@ -204,9 +204,9 @@ impl Ranks {
                 (rank, Event::Line(Line::Trained(t))) => trained[rank] = Some(t),
                 (_, Event::Line(_)) => {}
                 (rank, Event::Ended(Ok(()))) => {
-                    bail!("rank {rank} ended too early{}", boxes.said())
+                    bail!("rank {rank} ended too early{}", boxes.logs())
                 }
-                (_, Event::Ended(Err(error))) => bail!("{error:#}{}", boxes.said()),
+                (_, Event::Ended(Err(error))) => bail!("{error:#}{}", boxes.logs()),
             }
         }
         Ok(Training { ranks: trained.into_iter().flatten().collect(), loss, times, began })
@@ -231,7 +231,7 @@ impl Ranks {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if start.elapsed() > TIMEOUT {
-                bail!("no rank made a step within {TIMEOUT:?}{}", boxes.said());
+                bail!("no rank made a step within {TIMEOUT:?}{}", boxes.logs());
             }
         }
     }
@@ -264,6 +264,6 @@ fn read(
     }
     // An error means that the sender was dropped, which is the signal to leave.
     let _ = leave.recv();
-    process.say_no_more();
+    process.close_input();
     process.success(TIMEOUT).map(drop)
 }

@@ -59,14 +59,17 @@ impl Boxes {
     }
 
     /// Sends a request to all boxes at once.
-    fn ask<T: Send + 'static, F: Future<Output = Result<Response<T>, Status>> + Send + 'static>(
+    fn request_all<
+        T: Send + 'static,
+        F: Future<Output = Result<Response<T>, Status>> + Send + 'static,
+    >(
         &self,
         patience: Duration,
-        question: impl Fn(Client) -> F,
+        request: impl Fn(Client) -> F,
     ) -> JoinSet<(String, Result<T, Status>)> {
         let mut answers = JoinSet::new();
         for (name, client) in &self.all {
-            let (name, answer) = (name.clone(), question(client.clone()));
+            let (name, answer) = (name.clone(), request(client.clone()));
             answers.spawn(async move {
                 let late =
                     |_| Err(Status::deadline_exceeded(format!("no answer within {patience:?}")));
@@ -87,7 +90,7 @@ impl Boxes {
     ) -> (BTreeMap<End, [u8; 6]>, String) {
         let request = api::FindPortRequest { mac: mac_text(mac), ip: ip.to_string() };
         // A box that is busy with a large job answers late.
-        let mut answers = self.ask(patience, move |mut c| {
+        let mut answers = self.request_all(patience, move |mut c| {
             let request = request.clone();
             async move { c.agent.find_port(request).await }
         });
@@ -259,8 +262,8 @@ impl Boxes {
         self.poll().await;
         let mut fabric = self.show();
         let request = api::ListPortsRequest { hosts: true };
-        let mut answers =
-            self.ask(TIMEOUT, move |mut c| async move { c.agent.list_ports(request).await });
+        let mut answers = self
+            .request_all(TIMEOUT, move |mut c| async move { c.agent.list_ports(request).await });
         while let Some(Ok((name, answer))) = answers.join_next().await {
             let ports = answer.map(|reply| reply.ports).unwrap_or_default().into_iter();
             let hosts = ports.filter(|port| !self.is_link(&name, &port.name)).flat_map(|p| {
@@ -301,7 +304,7 @@ impl Boxes {
             state.jobs.iter().filter(has).map(|(name, _)| name.clone()).collect()
         };
         let patience = TIMEOUT + Duration::from_millis(request.watch_ms.into());
-        let mut answers = self.ask(patience, move |mut c| {
+        let mut answers = self.request_all(patience, move |mut c| {
             let request = request.clone();
             async move { c.jobs.diagnose(request).await }
         });

@@ -98,7 +98,7 @@ fn orders_without(
 }
 
 /// Box, members, groups, uplink, and of ring 0 each flow's rank and port.
-fn said(order: &Order) -> (&str, [&str; 3], Vec<(u32, &str)>) {
+fn summary(order: &Order) -> (&str, [&str; 3], Vec<(u32, &str)>) {
     let flows = order.flows.iter().filter(|f| f.ring == 0).map(|f| (f.rank, &*f.port));
     (&order.at, [&order.job.members, &order.job.groups, &order.job.uplink], flows.collect())
 }
@@ -109,18 +109,18 @@ const TWO: [(&str, &str); 2] = [("a/up", "s/1"), ("b/up", "s/2")];
 fn a_box_that_has_all_ranks_needs_no_other() {
     let orders = orders_of(&["a/1", "a/2", "a/3"], 2, &TWO).unwrap();
     let [order] = &orders[..] else { panic!("{orders:?}") };
-    assert_eq!(said(order), ("a", [""; 3], vec![(0, "1"), (1, "2"), (2, "3")]));
+    assert_eq!(summary(order), ("a", [""; 3], vec![(0, "1"), (1, "2"), (2, "3")]));
     assert_eq!((order.flows.len(), &*order.job.order), (6, "relaxed"));
 }
 
 #[test]
 fn leaves_have_their_ranks_and_a_parent_has_groups() {
     let orders = orders_of(&["a/1", "a/2", "b/1", "b/2", "b/3"], 1, &TWO).unwrap();
-    let said: Vec<_> = orders.iter().map(said).collect();
+    let summaries: Vec<_> = orders.iter().map(summary).collect();
     let a = ("a", ["0-1", "", "up"], vec![(0, "1"), (1, "2"), (4, "up")]);
     let b = ("b", ["2-4", "", "up"], vec![(2, "1"), (3, "2"), (4, "3"), (1, "up")]);
     let s = ("s", ["", "0-1,2-4", ""], vec![(1, "1"), (4, "2")]);
-    assert_eq!(said, [a, b, s]);
+    assert_eq!(summaries, [a, b, s]);
     let crossing = &orders[2].flows[0];
     assert_eq!(
         (&*crossing.src, &*crossing.dst, crossing.qpn),
@@ -131,12 +131,12 @@ fn leaves_have_their_ranks_and_a_parent_has_groups() {
 #[test]
 fn ranks_below_one_box_follow_each_other_in_the_ring_whatever_their_numbers() {
     let orders = orders_of(&["b/1", "a/1", "b/2", "a/2", "b/3"], 1, &TWO).unwrap();
-    let said: Vec<_> = orders.iter().map(said).collect();
+    let summaries: Vec<_> = orders.iter().map(summary).collect();
     // Ranks 0, 2, 4, 1, 3.
     let b = ("b", ["0-2", "", "up"], vec![(0, "1"), (2, "2"), (4, "3"), (3, "up")]);
     let a = ("a", ["3-4", "", "up"], vec![(1, "1"), (3, "2"), (4, "up")]);
     let s = ("s", ["", "0-2,3-4", ""], vec![(4, "2"), (3, "1")]);
-    assert_eq!(said, [b, a, s]);
+    assert_eq!(summaries, [b, a, s]);
     assert!(orders.iter().all(|o| o.job.ring_order == "0,2,4,1,3"));
     let from_to: Vec<_> = orders[0].flows.iter().map(|f| (&*f.src, &*f.dst)).collect();
     let ip = |rank: usize| ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"][rank];
@@ -147,7 +147,7 @@ fn ranks_below_one_box_follow_each_other_in_the_ring_whatever_their_numbers() {
 fn a_parent_may_have_ranks_itself() {
     let orders = orders_of(&["a/1", "a/2", "s/7", "b/1"], 1, &TWO).unwrap();
     let s = orders.iter().find(|o| o.at == "s").unwrap();
-    assert_eq!(said(s), ("s", ["2", "0-1,3", ""], vec![(1, "1"), (2, "7"), (3, "2")]));
+    assert_eq!(summary(s), ("s", ["2", "0-1,3", ""], vec![(1, "1"), (2, "7"), (3, "2")]));
 }
 
 #[test]

@@ -29,13 +29,13 @@ fn port(name: &str, seen: &str) -> api::Port {
     }
 }
 
-fn answers(said: &[(&str, &[(&str, &str)])]) -> HashMap<String, BoxReport> {
+fn answers(reports: &[(&str, &[(&str, &str)])]) -> HashMap<String, BoxReport> {
     let answer = |&(of, ports): &(&str, &[(&str, &str)])| {
         let ports = ports.iter().map(|(name, seen)| port(name, seen)).collect();
         let (chassis_id, macs) = (of.to_owned(), vec![format!("mac of {of}"), "shared".into()]);
         (of.to_owned(), BoxReport { ports, lldp: true, chassis_id, macs })
     };
-    said.iter().map(answer).collect()
+    reports.iter().map(answer).collect()
 }
 
 fn link_table(configured: &[(&str, &str)]) -> LinkTable {
@@ -80,19 +80,19 @@ fn ports_carry_what_came_between_two_looks() {
 
 #[test]
 fn of_links_that_were_found_the_bridges_own_comes_first() {
-    let mut said = answers(&[
+    let mut reports = answers(&[
         ("a", &[("swp10", "t/1"), ("swp9", "s/1")]),
         ("s", &[("1", "a/swp9")]),
         ("t", &[("1", "a/swp10")]),
     ]);
-    let order = |said: &HashMap<String, BoxReport>| {
+    let order = |reports: &HashMap<String, BoxReport>| {
         let mut link_table = link_table(&[]);
-        link_table.update(said.clone(), Instant::now());
+        link_table.update(reports.clone(), Instant::now());
         link_table.all().into_iter().map(|c| c.link.below.port).collect::<Vec<_>>()
     };
-    assert_eq!(order(&said), ["swp10", "swp9"]);
-    said.get_mut("a").unwrap().ports[0].blocked = true;
-    assert_eq!(order(&said), ["swp9", "swp10"]);
+    assert_eq!(order(&reports), ["swp10", "swp9"]);
+    reports.get_mut("a").unwrap().ports[0].blocked = true;
+    assert_eq!(order(&reports), ["swp9", "swp10"]);
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn a_link_is_found_when_both_ends_hear_each_other() {
 fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
     for configured in [&[][..], &[("a/up", "s/1")]] {
         let (mut link_table, now) = (link_table(configured), Instant::now());
-        let mut at = |seconds, said: &[_]| {
-            link_table.update(answers(said), now + Duration::from_secs(seconds));
+        let mut at = |seconds, reports: &[_]| {
+            link_table.update(answers(reports), now + Duration::from_secs(seconds));
             state(&link_table)
         };
         assert_eq!(at(0, &BOTH), [is("a/up s/1", true, "")]);
@@ -132,8 +132,8 @@ fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
 #[test]
 fn a_box_that_is_silent_or_has_just_started_is_given_time() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
-    let mut at = |seconds, said: &[_]| {
-        link_table.update(answers(said), now + Duration::from_secs(seconds));
+    let mut at = |seconds, reports: &[_]| {
+        link_table.update(answers(reports), now + Duration::from_secs(seconds));
         state(&link_table)[0].1
     };
     assert!(at(0, &BOTH));
@@ -144,16 +144,16 @@ fn a_box_that_is_silent_or_has_just_started_is_given_time() {
 #[test]
 fn boxes_of_one_image_have_links_of_their_own_or_are_named() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
-    let mut said = answers(&[
+    let mut reports = answers(&[
         ("a", &[("up", "s/1")]),
         ("b", &[("up", "s/2")]),
         ("s", &[("1", "a/up"), ("2", "b/up")]),
     ]);
-    link_table.update(said.clone(), now);
+    link_table.update(reports.clone(), now);
     assert_eq!(state(&link_table), [is("a/up s/1", true, ""), is("b/up s/2", true, "")]);
     assert!(link_table.alike.is_empty());
-    said.get_mut("b").unwrap().chassis_id = "a".into();
-    link_table.update(said, now);
+    reports.get_mut("b").unwrap().chassis_id = "a".into();
+    link_table.update(reports, now);
     assert_eq!(link_table.alike, BTreeSet::from(["a, b".to_owned()]));
 }
 
@@ -255,10 +255,10 @@ fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
 #[test]
 fn a_configured_link_wins_and_another_lldp_peer_is_reported() {
     let now = Instant::now();
-    let with = |said: &[_]| {
+    let with = |reports: &[_]| {
         let mut link_table = link_table(&[("a/up", "s/1")]);
-        link_table.update(answers(said), now);
-        link_table.update(answers(said), now + GRACE);
+        link_table.update(answers(reports), now);
+        link_table.update(answers(reports), now + GRACE);
         state(&link_table)
     };
     let other = with(&[("a", &[("up", "s/2")]), ("s", &[("1", ""), ("2", "a/up")])]);
@@ -275,10 +275,10 @@ fn a_configured_link_wins_and_another_lldp_peer_is_reported() {
 #[test]
 fn a_box_that_does_not_listen_takes_no_typed_link_away() {
     let (mut link_table, now) = (link_table(&[("a/up", "s/1")]), Instant::now());
-    let mut said = answers(&HALF);
-    said.get_mut("a").unwrap().lldp = false;
-    link_table.update(said.clone(), now);
-    link_table.update(said, now + 2 * GRACE);
+    let mut reports = answers(&HALF);
+    reports.get_mut("a").unwrap().lldp = false;
+    link_table.update(reports.clone(), now);
+    link_table.update(reports, now + 2 * GRACE);
     assert_eq!(state(&link_table), [is("a/up s/1", true, "")]);
 }
 
@@ -293,9 +293,9 @@ fn a_box_is_known_by_a_mac_address_that_no_other_has() {
 #[test]
 fn mtus_that_differ_are_said() {
     let mut link_table = link_table(&[]);
-    let mut said = answers(&BOTH);
-    said.get_mut("a").unwrap().ports[0].mtu = 9000;
-    link_table.update(said, Instant::now());
+    let mut reports = answers(&BOTH);
+    reports.get_mut("a").unwrap().ports[0].mtu = 9000;
+    link_table.update(reports, Instant::now());
     assert_eq!(state(&link_table), [is("a/up s/1", true, "MTU 9000 at a/up and 1500 at s/1")]);
 }
 
@@ -303,9 +303,9 @@ fn mtus_that_differ_are_said() {
 fn a_link_of_unknown_rate_is_measured_at_each_link_up() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
     let with_rate = |rate| {
-        let mut said = answers(&BOTH);
-        said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = rate);
-        said
+        let mut reports = answers(&BOTH);
+        reports.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = rate);
+        reports
     };
     link_table.update(with_rate(0), now);
     let unmeasured =
@@ -345,9 +345,12 @@ fn measured_rates_count_and_the_next_manager_restores_them() {
     let again = |configured, nominal| {
         let mut next = link_table(&[("a/up", configured)]);
         next.restore_measured(&first.measured());
-        let mut said = answers(&BOTH);
-        said.values_mut().flat_map(|answer| &mut answer.ports).for_each(|port| port.rate = nominal);
-        next.update(said, now);
+        let mut reports = answers(&BOTH);
+        reports
+            .values_mut()
+            .flat_map(|answer| &mut answer.ports)
+            .for_each(|port| port.rate = nominal);
+        next.update(reports, now);
         rate(&next)
     };
     assert_eq!(again("s/1", 10), Some(890));

@@ -131,15 +131,15 @@ fn bond(cluster: &Cluster, host: usize, mode: &str) -> Result<()> {
 fn refused(cluster: &Cluster, bond: &str, why: &str, is_known: bool) -> Result<()> {
     ip(cluster.lab().box_(), &format!("link set {bond} master br0"))?;
     let start = Instant::now();
-    let said = |text: &str| text.lines().any(|l| l.contains(bond) && l.contains(why));
-    while !said(&cluster.daemon_log()) {
+    let logged = |text: &str| text.lines().any(|l| l.contains(bond) && l.contains(why));
+    while !logged(&cluster.daemon_log()) {
         ensure!(start.elapsed() < TIMEOUT, "{bond}: {}", cluster.daemon_log());
         std::thread::sleep(Duration::from_millis(20));
     }
     if is_known {
         let check = cluster.netsum(&["check", "--bridge", "br0"]).err();
         let check = check.context("check is content")?;
-        ensure!(said(&check.to_string()), "{bond}: {check}");
+        ensure!(logged(&check.to_string()), "{bond}: {check}");
     }
     let ports = cluster.netsum(&["port", "show"])?;
     ensure!(!ports.contains(bond), "{ports}");

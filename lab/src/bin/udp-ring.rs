@@ -168,7 +168,7 @@ fn random24() -> u32 {
     RandomState::new().build_hasher().finish() as u32 & 0xff_ffff
 }
 
-fn say(line: &str) -> Result<()> {
+fn print_line(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)
@@ -282,7 +282,7 @@ impl Rank {
 
     fn report(&self, word: &str, start: Instant) -> Result<()> {
         let stats = self.endpoint.stats();
-        say(&format!(
+        print_line(&format!(
             "{word} messages={} wrong={} first_wrong={} micros={} sent_packets={} \
              retransmissions={} naks_sent={} packet_seq_err={} local_ack_timeout={} \
              duplicate_request={} out_of_sequence={} rx_icrc_encapsulated={} discarded={} \
@@ -328,7 +328,10 @@ fn main() -> Result<()> {
     let mut endpoint =
         Endpoint::new(options.ip, EndpointConfig { any_ip_id: true, ..EndpointConfig::default() });
     let (receive_qpn, send_qpn, psn) = (0x200 + options.rank, 0x300 + options.rank, random24());
-    say(&format!("here {} {receive_qpn} 0 {RKEY} {ADDRESS} {send_qpn} {psn}", gid(options.ip)))?;
+    print_line(&format!(
+        "here {} {receive_qpn} 0 {RKEY} {ADDRESS} {send_qpn} {psn}",
+        gid(options.ip)
+    ))?;
     let neighbours =
         Neighbours::parse(&lines.recv().context("not told where the neighbours are")?)?;
     let mtu = options.mtu as usize;
@@ -348,7 +351,7 @@ fn main() -> Result<()> {
     );
     let (out, into) = (endpoint.add_qp(out)?, endpoint.add_qp(into)?);
     (0..2 * options.slots()).for_each(|_| endpoint.post_receive(into, Vec::new()));
-    say("ready")?;
+    print_line("ready")?;
     ensure!(lines.recv().context("not told to go")? == "go", "not told to go");
     let mut rank = Rank {
         options,

@@ -141,8 +141,8 @@ pub(super) fn batch(ip: &mut Command, lines: &str) -> Result<()> {
     let _ = ip.stdin.take().map(|mut stdin| stdin.write_all(lines.as_bytes()));
     let out = ip.wait_with_output()?;
     if !out.status.success() {
-        let said = String::from_utf8_lossy(&out.stderr);
-        bail!("ip -batch: {}\nof\n{lines}", said.trim());
+        let printed = String::from_utf8_lossy(&out.stderr);
+        bail!("ip -batch: {}\nof\n{lines}", printed.trim());
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ use tonic::transport::{Channel, ServerTlsConfig};
 pub struct Daemon {
     pub folder: tempfile::TempDir,
     pub address: String,
-    pub told: Arc<Mutex<RecordedState>>,
+    pub recorded: Arc<Mutex<RecordedState>>,
     pub shared: Shared,
     pub metrics: std::net::SocketAddr,
     metrics_task: tokio::task::JoinHandle<()>,
@@ -43,14 +43,14 @@ impl Daemon {
 
     pub async fn with(limits: Limits, tls: Option<ServerTlsConfig>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let told = Arc::new(Mutex::new(RecordedState::default()));
+        let recorded = Arc::new(Mutex::new(RecordedState::default()));
         let mut controller = Controller::new(8 << 20, 2, Duration::from_millis(600));
         let port =
             |i: u32| PortInfo { name: format!("p{i}"), ifindex: 10 + i, mtu: 1500, router: None };
         controller.set_ports((0..3).map(port).collect());
         let timeouts =
             RingTimeouts { hold: Duration::from_millis(200), stall: Duration::from_millis(300) };
-        let agent = Agent::new(Box::new(Recorder(told.clone())), timeouts);
+        let agent = Agent::new(Box::new(Recorder(recorded.clone())), timeouts);
         let shared = Shared::new(controller, agent, Duration::from_millis(200));
         let admin = socket::listen(&folder.path().join("netsum.sock"), &Access::default()).unwrap();
         let admin = tokio::net::UnixListener::from_std(admin).unwrap();
@@ -62,7 +62,7 @@ impl Daemon {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let metrics = listener.local_addr().unwrap();
         let metrics_task = tokio::spawn(metrics::serve(shared.clone(), network, listener));
-        Self { folder, address, told, shared, metrics, metrics_task, task }
+        Self { folder, address, recorded, shared, metrics, metrics_task, task }
     }
 
     /// Runs a command line; returns its output, or its error.

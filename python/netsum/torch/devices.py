@@ -53,11 +53,11 @@ def device_types() -> list[str]:
 
 
 def refuse(group: "dist.ProcessGroup", error: BaseException) -> None:
-    """Tells the other ranks of a call that this rank does not make."""
+    """Announces to the other ranks a call that this rank does not make."""
     is_lost = isinstance(error, Error) and not isinstance(error, ArgumentError)
-    if group.comm is not None and not is_lost and not getattr(error, "told", False):
+    if group.comm is not None and not is_lost and not getattr(error, "announced", False):
         group.comm._refuse()
-        error.told = True
+        error.announced = True
 
 
 def _uses(group: "dist.ProcessGroup", name: str, arguments: tuple, opts: object) -> tuple:

@@ -109,8 +109,8 @@ fn nccl_accepts_the_tables_and_uses_them() {
             let lines = ranks.lines();
             let loaded = format!("NCCL INFO NET/Plugin: Loaded collnet plugin netsum (v{version})");
             for rank in 0..RANKS {
-                let said = std::fs::read_to_string(log(rank)).unwrap();
-                assert!(said.contains(&loaded), "{said}");
+                let printed = std::fs::read_to_string(log(rank)).unwrap();
+                assert!(printed.contains(&loaded), "{printed}");
             }
             ranks.exchange(&lines);
             assert_eq!(ranks.results(), ["done"; RANKS]);

@@ -55,11 +55,11 @@ fn run(program: &Path, network: u32) -> [String; 2] {
 
 #[test]
 fn the_example_sums() {
-    let said = run(&compile("examples/all_reduce.c"), 0);
-    for (rank, said) in said.iter().enumerate() {
+    let printed = run(&compile("examples/all_reduce.c"), 0);
+    for (rank, printed) in printed.iter().enumerate() {
         assert!(
-            said.contains(&format!("rank {rank} has 2 everywhere, summed by the ring")),
-            "{said}"
+            printed.contains(&format!("rank {rank} has 2 everywhere, summed by the ring")),
+            "{printed}"
         );
     }
 }

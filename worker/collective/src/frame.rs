@@ -425,12 +425,15 @@ mod tests {
         let text = "\x1b[2J\nrank 0 is root\u{9b}31m ".repeat(100);
         let mut bytes = [5, 1, 4, 0, text.len() as u32].map(u32::to_le_bytes).concat();
         bytes.extend_from_slice(text.as_bytes());
-        let Some(Frame::Failure { error: Error::Protocol(told), .. }) = Frame::decode(&bytes)
+        let Some(Frame::Failure { error: Error::Protocol(received), .. }) = Frame::decode(&bytes)
         else {
             panic!()
         };
-        assert!(told.starts_with(" [2J rank 0 is root 31m "), "{told:?}");
-        assert!(told.chars().count() <= TEXT && !told.contains(char::is_control), "{told:?}");
+        assert!(received.starts_with(" [2J rank 0 is root 31m "), "{received:?}");
+        assert!(
+            received.chars().count() <= TEXT && !received.contains(char::is_control),
+            "{received:?}"
+        );
     }
 
     #[test]

@@ -634,7 +634,7 @@ fn a_timeout_is_short_only_if_an_acknowledgement_is_expected() {
     pair.ends[0].expect(pair.now, pair.qps[0], 7);
     assert_eq!(due(&pair), Some(short));
     acknowledge(&mut pair, 100);
-    assert_eq!(due(&pair), Some(long), "nothing was said about the second message");
+    assert_eq!(due(&pair), Some(long), "no answer to the second message is expected");
     pair.ends[0].expect(pair.now, pair.qps[0], 8);
     for backoff in [1, 2, 4, 8, 16, 32] {
         assert_eq!(due(&pair), Some(short * backoff.min(16)));

@@ -390,13 +390,13 @@ mod tests {
     #[test]
     fn a_queue_pair_number_has_24_bits() {
         let bypass = |send_qpn| Some(v1::Connection { receive_qpn: 2, send_qpn, first_psn: 0 });
-        let told = |send_qpn| v1::RankAddress {
+        let address_with = |send_qpn| v1::RankAddress {
             ip: "::1".into(),
             bypass: bypass(send_qpn),
             ..Default::default()
         };
-        assert!(rank_numbers(&told(0xff_fffe), 0).is_ok());
-        let e = rank_numbers(&told(0x100_0003), 0).unwrap_err();
+        assert!(rank_numbers(&address_with(0xff_fffe), 0).is_ok());
+        let e = rank_numbers(&address_with(0x100_0003), 0).unwrap_err();
         assert_eq!(e, "rank 0 has queue pair 0x1000003: more than 24 bits");
     }
 

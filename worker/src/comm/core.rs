@@ -59,8 +59,8 @@ pub(super) struct Core {
     promises: VecDeque<(u64, Promise, Memory)>,
     /// The result of the operation whose data was lent.
     lent: Option<Result<Finished, Error>>,
-    /// Rank 0's question to the daemon, and until when it waits for the answer.
-    question: Option<(u64, Instant)>,
+    /// Rank 0's request to the daemon, and until when it waits for the answer.
+    heartbeat_request: Option<(u64, Instant)>,
     /// This rank, if the ranks return to the box and it has not summed yet.
     pub returning: Option<u32>,
     /// Whether a warning about lost small values has been logged.
@@ -76,7 +76,7 @@ impl Core {
         heartbeat: Option<Heartbeat>,
     ) -> std::io::Result<Self> {
         let fd = Arc::new(Unshared::new(connections.fd().try_clone_to_owned()?));
-        let (promises, lent, question, returning) = (VecDeque::new(), None, None, None);
+        let (promises, lent, heartbeat_request, returning) = (VecDeque::new(), None, None, None);
         let has_warned = false;
         Ok(Self {
             engine,
@@ -85,7 +85,7 @@ impl Core {
             fd,
             promises,
             lent,
-            question,
+            heartbeat_request,
             returning,
             has_warned,
             ranks: Vec::new(),
@@ -179,7 +179,7 @@ impl Core {
         }
         let timeout = self.engine.next_timeout();
         let next = self.connections.next_timeout().map_or(timeout, |t| t.min(timeout));
-        let most = if self.question.is_some() { ANSWER_POLL } else { POLL };
+        let most = if self.heartbeat_request.is_some() { ANSWER_POLL } else { POLL };
         (fd, next.saturating_duration_since(Instant::now()).min(most))
     }
 
@@ -211,7 +211,7 @@ impl Core {
         is_wanted: impl Fn() -> bool,
     ) -> Result<(), Error> {
         let begun = Instant::now();
-        let mut asked = None;
+        let mut reported = None;
         while is_wanted() {
             if let Some(error) = self.engine.failure() {
                 return Err(error.clone());
@@ -228,9 +228,9 @@ impl Core {
             };
             let mut cause = None;
             if let Some(heartbeat) = &self.heartbeat {
-                if asked != Some(missing) && begun.elapsed() >= PATH_TEST_TIMEOUT {
-                    asked = Some(missing);
-                    heartbeat.ask_why(missing);
+                if reported != Some(missing) && begun.elapsed() >= PATH_TEST_TIMEOUT {
+                    reported = Some(missing);
+                    heartbeat.request_cause(missing);
                 }
                 cause = heartbeat.cause(missing);
             }
@@ -390,11 +390,13 @@ impl Core {
     fn should_reconnect(&mut self, failback: &mut Failback) -> Option<bool> {
         let Some(heartbeat) = &self.heartbeat else { return Some(false) };
         let now = Instant::now();
-        let answered = self.question.map(|(question, _)| heartbeat.has_answered(question));
-        let is_over =
-            self.engine.failure().is_some() || self.question.is_some_and(|(_, until)| now >= until);
+        let answered = self
+            .heartbeat_request
+            .map(|(heartbeat_request, _)| heartbeat.has_answered(heartbeat_request));
+        let is_over = self.engine.failure().is_some()
+            || self.heartbeat_request.is_some_and(|(_, until)| now >= until);
         if is_over && answered == Some(false) {
-            self.question = None;
+            self.heartbeat_request = None;
             failback.failed(now);
             return Some(false);
         }
@@ -402,10 +404,10 @@ impl Core {
         match answered {
             Some(false) => return None,
             None if is_due => {
-                self.question = Some((heartbeat.ask(), now + DAEMON_ANSWER_TIMEOUT));
+                self.heartbeat_request = Some((heartbeat.request(), now + DAEMON_ANSWER_TIMEOUT));
                 return None;
             }
-            _ => self.question = None,
+            _ => self.heartbeat_request = None,
         }
         Some(is_due)
     }

@@ -35,7 +35,7 @@ struct Orders {
     /// How the job ended for this rank: `Ok` in good order.
     stop: Option<Result<(), String>>,
     /// How many heartbeats have been requested at once.
-    asked: u64,
+    requested: u64,
     /// What this rank lacks and the daemon is to say why.
     missing: Option<MissingPackets>,
 }
@@ -86,9 +86,9 @@ impl Heartbeat {
             let mut unreachable = false;
             let mut reported;
             let end = loop {
-                let (asked, missing) = {
+                let (requested, missing) = {
                     let mut orders = lock(&theirs.orders);
-                    (orders.asked, orders.missing.take())
+                    (orders.requested, orders.missing.take())
                 };
                 let mut reconnect_request = ReconnectRequest::default();
                 let on_host_ring = theirs.on_host_ring.load(Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl Heartbeat {
                         lock(&theirs.ended_ranks).clear();
                     }
                 }
-                *lock(&theirs.last) = Last { reconnect_request, answered: asked };
+                *lock(&theirs.last) = Last { reconnect_request, answered: requested };
                 if let Some(missing) = missing {
                     let cause = control.explain_missing_packets(rank, epoch, missing, ANSWER);
                     let cause = cause.inspect_err(|e| log::debug!("rank {rank}: {e}"));
@@ -147,7 +147,10 @@ impl Heartbeat {
                 }
                 let until = Instant::now() + period;
                 let mut orders = lock(&theirs.orders);
-                while orders.stop.is_none() && orders.asked == asked && Instant::now() < until {
+                while orders.stop.is_none()
+                    && orders.requested == requested
+                    && Instant::now() < until
+                {
                     let wait = until.saturating_duration_since(Instant::now());
                     orders = theirs
                         .wake
@@ -197,7 +200,7 @@ impl Heartbeat {
     /// Reports to the daemon at once that the ranks have fallen back.
     pub fn on_host_ring(&self) {
         if !self.shared.on_host_ring.swap(true, Ordering::Relaxed) {
-            self.ask_why(MissingPackets::Sum);
+            self.request_cause(MissingPackets::Sum);
         }
     }
 
@@ -214,22 +217,22 @@ impl Heartbeat {
     /// Reports at once that this test's packet was acknowledged.
     pub fn path_test_acknowledged(&self, test: u32) {
         if self.shared.acknowledged.swap(test, Ordering::Relaxed) != test {
-            self.ask();
+            self.request();
         }
     }
 
     /// Asks the daemon why this rank lacks something.
-    pub fn ask_why(&self, missing: MissingPackets) {
+    pub fn request_cause(&self, missing: MissingPackets) {
         let mut orders = lock(&self.shared.orders);
-        (orders.asked, orders.missing) = (orders.asked + 1, Some(missing));
+        (orders.requested, orders.missing) = (orders.requested + 1, Some(missing));
         self.shared.wake.notify_all();
     }
 
-    /// The daemon's answer to [`Self::ask_why`], if that was about the same lack.
+    /// The daemon's answer to [`Self::request_cause`], if that was about the same lack.
     pub fn cause(&self, missing: MissingPackets) -> Option<Cause> {
         lock(&self.shared.cause)
             .clone()
-            .filter(|(asked, _)| *asked == missing)
+            .filter(|(reported, _)| *reported == missing)
             .map(|(_, cause)| cause)
     }
 
@@ -239,16 +242,16 @@ impl Heartbeat {
     }
 
     /// Requests a heartbeat at once. Returns the number of the request.
-    pub fn ask(&self) -> u64 {
+    pub fn request(&self) -> u64 {
         let mut orders = lock(&self.shared.orders);
-        orders.asked += 1;
+        orders.requested += 1;
         self.shared.wake.notify_all();
-        orders.asked
+        orders.requested
     }
 
     /// Whether the daemon has answered this request, or the attempt has failed.
-    pub fn has_answered(&self, question: u64) -> bool {
-        lock(&self.shared.last).answered >= question
+    pub fn has_answered(&self, request: u64) -> bool {
+        lock(&self.shared.last).answered >= request
     }
 
     /// Reports to the daemon that this rank has failed, and stops heartbeats, which would keep the

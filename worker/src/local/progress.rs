@@ -208,7 +208,7 @@ impl LocalRanks {
         Error::RankDied { rank: self.ranks[place], reason }
     }
 
-    /// Why the ranks of this host cannot continue, if one has said so or has died.
+    /// Why the ranks of this host cannot continue, if one has reported it or has died.
     pub fn check(&self) -> Result<(), Error> {
         if let Some(failure) = self.failure() {
             return Err(failure);

@@ -138,7 +138,7 @@ impl Neighbours {
             RouteAttribute::Destination(route_address(to)),
             RouteAttribute::Source(route_address(self.local)),
         ];
-        let route = match self.ask(RouteNetlinkMessage::GetRoute(message)) {
+        let route = match self.request(RouteNetlinkMessage::GetRoute(message)) {
             Ok(RouteNetlinkMessage::NewRoute(route)) => route,
             Ok(_) => return Err(NoRoute::Kernel(to, io::ErrorKind::InvalidData.into())),
             Err(e) => return Err(NoRoute::Kernel(to, e)),
@@ -167,7 +167,7 @@ impl Neighbours {
             ..NeighbourHeader::default()
         };
         message.attributes = vec![NeighbourAttribute::Destination(hop.into())];
-        let entry = match self.ask(RouteNetlinkMessage::GetNeighbour(message)) {
+        let entry = match self.request(RouteNetlinkMessage::GetNeighbour(message)) {
             Ok(RouteNetlinkMessage::NewNeighbour(entry)) => entry,
             Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((None, false)),
@@ -188,10 +188,10 @@ impl Neighbours {
     }
 
     /// One request, one answer: the kernel answers before the send returns.
-    fn ask(&self, question: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+    fn request(&self, request: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(question));
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
         message.finalize();
         let mut buffer = vec![0; message.buffer_len()];
         message.serialize(&mut buffer);

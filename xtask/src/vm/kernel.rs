@@ -243,8 +243,8 @@ fn decompressed(program: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     compressed.rewind()?;
     let out = Command::new(program).arg("-dc").stdin(compressed).output();
     let out = out.with_context(|| program.display().to_string())?;
-    let said = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "{} -dc: {}", program.display(), said.trim());
+    let printed = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{} -dc: {}", program.display(), printed.trim());
     Ok(out.stdout)
 }
 

@@ -21,7 +21,7 @@ pub(super) fn of_ring(ring: &RingEvidence, unknown_flows: &[UnknownFlow]) -> Vec
         is_idle: false,
     };
     let lacking = |r: &MemberEvidence| Finding {
-        behind: r.asks_behind(),
+        behind: r.behind_port(),
         ..here(r.flow.member, missing_rank(ring, r, unknown_flows))
     };
     if let Some(rank) = view.state.stopped.checked_sub(1)
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn boxes_that_have_made_the_job_differently_are_both_named() {
-        let mut said = String::new();
+        let mut findings_text = String::new();
         for (outcome, psn) in [
             (Counter::Oversized, 8),
             (Counter::ShortFragment, 8),
@@ -369,7 +369,7 @@ mod tests {
             evidence.view.slot =
                 Slot { index: 8, flags: Slot::USED, contributors: 2, ..Slot::default() };
             for f in of_ring(&evidence, &[]) {
-                let _ = writeln!(said, "{}: {}\n  {}", outcome.name(), f.what, f.next);
+                let _ = writeln!(findings_text, "{}: {}\n  {}", outcome.name(), f.what, f.next);
             }
         }
         // Sums that the parent refuses do not come down. Meanwhile, ranks that were started without
@@ -389,9 +389,9 @@ mod tests {
             packets: 9,
         };
         for f in of_ring(&evidence, &[bypass]) {
-            let _ = writeln!(said, "{}\n  {}", f.what, f.next);
+            let _ = writeln!(findings_text, "{}\n  {}", f.what, f.next);
         }
-        insta::assert_snapshot!(said, @"
+        insta::assert_snapshot!(findings_text, @"
         oversized: the box behind port0 (ranks 0-3) sends fragments of more than 1024 bytes, this job's path MTU
           compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
         short_fragment: the box behind port0 (ranks 0-3) sends fragments of less than 1024 bytes, this job's path MTU

@@ -30,7 +30,7 @@ struct ScriptedChannels {
     arrived: Vec<ChannelEvent>,
     kept: Vec<(u64, Buffer)>,
     /// Frames to the next rank.
-    said: Vec<Frame>,
+    sent: Vec<Frame>,
 }
 
 impl Channels for ScriptedChannels {
@@ -38,7 +38,7 @@ impl Channels for ScriptedChannels {
         if channel == Channel::RingOut(0) {
             self.kept.push((id, data));
         } else {
-            self.said.extend(Frame::decode(&data));
+            self.sent.extend(Frame::decode(&data));
         }
     }
     fn expect(&mut self, _: Instant, _: Channel, _: u64) {}
@@ -53,7 +53,7 @@ impl Channels for ScriptedChannels {
 
 struct Rank {
     engine: Engine,
-    told: ScriptedChannels,
+    channels: ScriptedChannels,
     now: Instant,
     data: [i32; 100],
 }
@@ -61,7 +61,7 @@ struct Rank {
 impl Rank {
     /// Rank 1 of 3, connected, in its first operation.
     fn new() -> Self {
-        let (now, mut told) = (Instant::now(), ScriptedChannels::default());
+        let (now, mut channels) = (Instant::now(), ScriptedChannels::default());
         let settings = Settings {
             rank: 1,
             shape: SHAPE,
@@ -70,15 +70,15 @@ impl Rank {
             session: 1,
             share: None,
         };
-        let engine = Engine::new(now, settings, &mut told);
-        let mut rank = Self { engine, told, now, data: [1; 100] };
+        let engine = Engine::new(now, settings, &mut channels);
+        let mut rank = Self { engine, channels, now, data: [1; 100] };
         rank.receive(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);
         assert!(!rank.engine.greeted() && rank.engine.greeted_by_small_packets() == Some(now));
         rank.receive(&Frame::FullSize(SHAPE.mtu as usize), &[]);
         assert!(rank.engine.greeted() && rank.engine.greeted_by_small_packets().is_none());
         rank.receive(&Frame::Session(5), &[]);
         rank.engine
-            .start(now, &mut rank.told, Call::SUM, Work::Lent(&Slice(&mut rank.data[..])))
+            .start(now, &mut rank.channels, Call::SUM, Work::Lent(&Slice(&mut rank.data[..])))
             .unwrap();
         rank
     }
@@ -97,14 +97,14 @@ impl Rank {
         let mut data = Buffer::default();
         frame.encode_to(&mut data);
         data.extend_from_slice(lanes);
-        self.told.arrived.push(ChannelEvent::Received { channel: Channel::BypassIn, data });
-        self.engine.step(self.now, &mut self.told, Some(&mut Slice(&mut self.data[..])));
+        self.channels.arrived.push(ChannelEvent::Received { channel: Channel::BypassIn, data });
+        self.engine.step(self.now, &mut self.channels, Some(&mut Slice(&mut self.data[..])));
     }
 
     /// The error that ended the session, at once or when no rank has explained a contradiction.
     fn failure(mut self) -> String {
         self.now += Duration::from_secs(4);
-        self.engine.step(self.now, &mut self.told, Some(&mut Slice(&mut self.data[..])));
+        self.engine.step(self.now, &mut self.channels, Some(&mut Slice(&mut self.data[..])));
         match self.engine.failure() {
             Some(Error::Protocol(text) | Error::Mismatch(text)) => text.clone(),
             other => panic!("{other:?}"),
@@ -188,7 +188,7 @@ fn a_silent_rank_is_dead_for_those_that_wait_for_it_and_for_no_others() {
     rank.receive(&Frame::Silent { rank: 3 }, &[]);
     rank.receive(&Frame::Silent { rank: 0 }, &[]);
     let passed: Vec<_> =
-        rank.told.said.iter().filter(|f| matches!(f, Frame::Silent { .. })).collect();
+        rank.channels.sent.iter().filter(|f| matches!(f, Frame::Silent { .. })).collect();
     assert_eq!(passed, [&Frame::Silent { rank: 0 }]);
 }
 
@@ -283,12 +283,12 @@ fn others_hear_whose_error_it_is_and_which() {
         Error::Forked,
         Error::MessageSize { dtype: Dtype::F32, reason: text() },
     ];
-    let told = own.map(|e| (e.clone(), Error::RankDied { rank: 7, reason: e.to_string() }));
-    for (error, told) in as_it_is.map(|e| (e.clone(), e)).into_iter().chain(told) {
+    let received = own.map(|e| (e.clone(), Error::RankDied { rank: 7, reason: e.to_string() }));
+    for (error, received) in as_it_is.map(|e| (e.clone(), e)).into_iter().chain(received) {
         let mut rank = Rank::new();
         rank.engine.name_ranks(vec![4, 7, 9]);
-        rank.engine.fail(&mut rank.told, error.clone());
+        rank.engine.fail(&mut rank.channels, error.clone());
         assert_eq!(rank.engine.failure(), Some(&error));
-        assert_eq!(rank.told.said.pop(), Some(Frame::Failure { origin: 1, error: told }));
+        assert_eq!(rank.channels.sent.pop(), Some(Frame::Failure { origin: 1, error: received }));
     }
 }

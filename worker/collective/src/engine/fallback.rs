@@ -82,12 +82,14 @@ impl Engine {
         if self.sum_mode != SumMode::Agreeing || self.failure.is_some() {
             return;
         }
-        let Some(told) = self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>()
+        let Some(reported) =
+            self.unverified.iter().map(Option::as_deref).collect::<Option<Vec<_>>>()
         else {
             return;
         };
-        let from: Vec<u64> =
-            (0..self.rings.len()).map(|r| told.iter().map(|u| u[r]).min().unwrap_or(0)).collect();
+        let from: Vec<u64> = (0..self.rings.len())
+            .map(|r| reported.iter().map(|u| u[r]).min().unwrap_or(0))
+            .collect();
         self.sum_mode = SumMode::HostRing;
         // Logged only now: what looked like a fault of the box may have been a rank's death.
         if let Some((origin, reason)) = self.reason {

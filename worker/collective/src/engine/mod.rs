@@ -222,7 +222,7 @@ pub struct Engine {
 pub const MAX_OPEN: usize = 64;
 
 impl Engine {
-    /// An engine that has said hello to its next rank.
+    /// An engine that has greeted its next rank.
     pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
         let JobShape { ranks, layout, on_host_ring, .. } = settings.shape;
         let Settings { rank, session, .. } = settings;
@@ -530,7 +530,7 @@ impl Engine {
         }
     }
 
-    /// Whether the previous rank has said hello, and packets of the path MTU arrive from it.
+    /// Whether the previous rank has greeted this one, and packets of the path MTU arrive from it.
     pub fn greeted(&self) -> bool {
         self.greeted
     }
@@ -560,7 +560,7 @@ impl Engine {
         self.statistics = Statistics { fallbacks, unsummed, wrong, ..Statistics::default() };
     }
 
-    /// When the previous rank said hello, if no packet of the path MTU has arrived since.
+    /// When the previous rank greeted this one, if no packet of the path MTU has arrived since.
     pub fn greeted_by_small_packets(&self) -> Option<Instant> {
         self.hello.filter(|_| !self.greeted)
     }

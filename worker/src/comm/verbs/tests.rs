@@ -188,8 +188,8 @@ fn a_permanent_error_is_reported_once_and_close_returns_all_messages() {
         v.send(Channel::RingOut(0), id, buffer);
     }
     let works: Vec<u64> = v.adapter.sends.iter().map(|s| s.1).collect();
-    let told = complete(&mut v, works[0], Err(WorkError::Broken("remote access error".into())));
-    assert_eq!(told, ["RingOut(0) failed: fake: remote access error"]);
+    let reported = complete(&mut v, works[0], Err(WorkError::Broken("remote access error".into())));
+    assert_eq!(reported, ["RingOut(0) failed: fake: remote access error"]);
     assert_eq!(complete(&mut v, works[1], Err(WorkError::Flushed)), [""; 0]);
     // Messages sent from now on wait for `close`.
     let buffer = message(&mut v, 100);
@@ -251,8 +251,8 @@ fn messages_on_the_heap_are_registered_or_wait_for_memory() {
     v.send(Channel::RingOut(0), 1, vec![7; 3000].into());
     assert_eq!(drive(&mut v), [""; 0], "the memory of another posted message will be free");
     let work = v.adapter.sends[0].1;
-    let told = complete(&mut v, work, Ok(0));
-    assert_eq!(told, ["RingOut(0) sent 0", "RingOut(0) failed: no memory"]);
+    let reported = complete(&mut v, work, Ok(0));
+    assert_eq!(reported, ["RingOut(0) sent 0", "RingOut(0) failed: no memory"]);
 }
 
 #[test]
