@@ -25,7 +25,9 @@ pub fn merge(
         .clone()
         .map(|(name, why)| api::Finding {
             what: format!("box {name} does not answer the manager: {why}"),
-            next: format!("check whether {name} runs; it may sum nevertheless"),
+            next: format!(
+                "check whether `netsum run` runs at {name}; its programs may sum without it"
+            ),
             ..api::Finding::default()
         })
         .collect();
@@ -161,7 +163,7 @@ mod tests {
         merge(&reports, &links, age).findings.into_iter().map(|f| (f.rank, f.what)).collect()
     }
 
-    const LACKS: &str = "has sent nothing";
+    const LACKS: &str = "no packet has arrived";
     const IN_PROGRESS: &str = "sums are in progress";
     const NOTHING_PENDING: &str = "nothing is pending";
 
@@ -172,7 +174,7 @@ mod tests {
             ("b", Ok(&[(Some(3), LACKS, ""), (Some(1), LACKS, "up")])),
             ("s", Ok(&[(Some(3), LACKS, "2")])),
         ]);
-        let what = "has sent nothing; its last heartbeat arrived 0.4 s ago (at box b)";
+        let what = "no packet has arrived; its last heartbeat arrived 0.4 s ago (at box b)";
         assert_eq!(found, [(Some(3), what.to_owned())]);
     }
 

@@ -69,7 +69,7 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
     assert_eq!(rates.lines().count(), 3, "titles and two intervals: {rates}");
     assert!(d.netsum("port show").await.unwrap().contains("p2"));
     let printed = d.netsum("diagnose train --watch 300ms").await.unwrap();
-    assert!(printed.contains("* ring 0 rank 1: has sent nothing since PSN 0x5"), "{printed}");
+    assert!(printed.contains("* ring 0 rank 1: no packet has arrived since PSN 0x5"), "{printed}");
     assert!(!d.recorded.lock().unwrap().watching, "note-taking has ended with the answer");
     assert!(d.netsum("stats train").await.unwrap().contains("rx_icrc_encapsulated"));
     d.netsum("job delete train").await.unwrap();

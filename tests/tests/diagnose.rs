@@ -183,7 +183,7 @@ fn every_cause_of_a_hang_is_named() {
     assert_finding(
         &printed,
         Some(2),
-        &["has never sent a packet to queue pair 0x102 of 10.0.0.1", "port2 is up"],
+        &["no packet to queue pair 0x102 of 10.0.0.1 has arrived", "port2 is up"],
     );
     assert_eq!(printed["rings"][0]["missing"], serde_json::json!([2]), "{printed:#}");
     assert_eq!(printed["rings"][0]["ranks"][0]["credit_used"], 1, "{printed:#}");
@@ -194,7 +194,7 @@ fn every_cause_of_a_hang_is_named() {
     assert_finding(
         &printed,
         Some(2),
-        &["sends to queue pair 0x777 of 10.0.0.1, and 0x102 is registered"],
+        &["sends to queue pair 0x777 of 10.0.0.1, but 0x102 is registered"],
     );
     // Rank 2 sends to another host.
     let mut wrong = TapRing::fragment(2, 3, 0);
@@ -256,7 +256,7 @@ fn every_cause_of_a_hang_is_named() {
     assert_finding(
         &printed,
         Some(2),
-        &["has sent nothing since PSN 0x3000, ", "index 1 (PSN 0x3001) is missing"],
+        &["no packet has arrived since PSN 0x3000, ", "index 1 (PSN 0x3001) is missing"],
     );
     // Rank 2 sends only old packets: it is slow, or its new packets get lost.
     assert_finding(&app.diagnose_while(2, Some(&right)), Some(2), &["is slow or loses packets"]);
@@ -317,7 +317,7 @@ fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
     let of_rank = printed["findings"].as_array().unwrap().iter().find(|f| f["rank"] == 2);
     let what = of_rank.unwrap_or_else(|| panic!("{printed:#}"))["what"].as_str().unwrap();
     assert!(
-        what.contains("has sent nothing since PSN") && what.contains("its process is alive"),
+        what.contains("no packet has arrived since PSN") && what.contains("its process is alive"),
         "{printed:#}"
     );
     // The job ends with an error at every rank.

@@ -309,7 +309,7 @@ fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
         let printed = printed("1500ms");
         stop.store(true, Ordering::Relaxed);
         assert!(
-            printed.contains("first packets with an unknown token arrived while it was watched"),
+            printed.contains("first packets with an unknown token arrived during the watch"),
             "{printed}"
         );
         assert!(printed.contains("10.0.0.2 sends to queue pair 0x3004 of 10.0.0.3"), "{printed}");

@@ -120,7 +120,7 @@ fn a_rank_whose_packets_come_in_by_another_card_is_named() {
     let token = cluster.create_job(&job).unwrap();
     let places = [(0, 0), (1, 0), (0, 1), (2, 0)];
     let error = format!("{:#}", cluster.ranks(&job, &token, &places).unwrap_err());
-    let cause = format!("packets of rank 2 ({second}) come in by port0, not port3");
+    let cause = format!("packets of rank 2 ({second}) arrive at port0, not port3");
     assert!(error.contains(&cause) && error.contains("arp_ignore"), "{error}");
     assert!(millis(&error) < 5000.0, "{error}");
     is_logged(&cluster, &["job cards: rank", &cause]);

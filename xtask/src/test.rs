@@ -241,7 +241,7 @@ fn selected(args: &TestArgs, lab: Vec<TestProgram>, tally: &mut Tally) -> Vec<Te
         let Some(program) = rest else { continue };
         match program.list(filter) {
             Ok(tests) if args.fast && !FAST.contains(&program.name.as_str()) => {
-                tally.skip(set(&program), tests, "not selected (--fast)");
+                tally.skip(set(&program), tests, "not asked for (--fast)");
             }
             Ok(0) => {}
             Ok(_) => selected.push(program),

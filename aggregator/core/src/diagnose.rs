@@ -205,7 +205,7 @@ fn of_job(
     }
     if findings.is_empty() {
         let (what, next) = if rings.iter().all(|r| r.stalled.is_none()) {
-            (IDLE, "the ranks are between two collectives; look at the application")
+            (IDLE, "look at the application: its ranks are between two collectives")
         } else {
             ("sums are in progress", "nothing")
         };
@@ -225,8 +225,8 @@ fn waiting(job: &Job) -> Vec<Finding> {
                 ring: None,
                 rank: Some(rank),
                 what: "has not joined".into(),
-                next: "start it, or look at its log for why it cannot reach the box; applications \
-                     that are not netsum's need `netsum flow add` instead"
+                next: "start it, or find in its log why it cannot reach the box; an application \
+                     without netsum's library needs `netsum flow add` instead"
                     .into(),
                 behind: None,
                 is_idle: false,
@@ -271,24 +271,28 @@ fn not_shown_up(job: &Job, unknown_flows: &[UnknownFlow], wrong_tokens: u64) -> 
         })
         .collect();
     findings.extend(job.refusals().map(|why| {
-        Finding::of_job(format!("a first packet was refused: {why}"), "fix that, and reconnect")
+        Finding::of_job(
+            format!("a first packet was refused: {why}"),
+            "fix the cause, and reconnect",
+        )
     }));
     if wrong_tokens > 0 {
         findings.push(Finding::of_job(
+            format!("{wrong_tokens} first packets with an unknown token arrived during the watch"),
             format!(
-                "{wrong_tokens} first packets with an unknown token arrived while it was watched"
+                "give all ranks the token that `netsum job show {} --show-token` prints",
+                job.spec.name
             ),
-            format!("compare with `netsum job show {} --show-token`", job.spec.name),
         ));
     }
     findings.extend(unknown_flows.iter().map(|s| {
         Finding::of_job(
             format!(
-                "{} sends to queue pair {:#x} of {}: {} packets while it was watched, and none \
-                 was a first packet with the job's header",
+                "{} sends to queue pair {:#x} of {}: {} packets arrived during the watch, and none \
+                 is a first packet with the job's header",
                 s.src, s.qpn, s.dst, s.packets
             ),
-            "if it is a rank, its messages must begin with the header; otherwise nothing",
+            "nothing, unless it is a rank: then its messages must begin with the header",
         )
     }));
     findings

@@ -49,11 +49,11 @@ pub fn misplaced(
         // Other ranks receive at most 300 characters of this.
         let found = fatal(
             format!(
-                "packets of rank {rank} ({src}) come in by {port}, not {expected}, as from a host \
+                "packets of rank {rank} ({src}) arrive at {port}, not {expected}, as from a host \
                  with two cards in one subnet"
             ),
             format!(
-                "there `ip rule add from {src} table 100`, routes in it by the right card, \
+                "on that host `ip rule add from {src} table 100`, routes in it by the right card, \
                  arp_ignore=1 and arp_announce=2"
             ),
         );
@@ -78,8 +78,8 @@ pub fn of_port(mtu: u32, facts: &PortFacts, arrive: bool) -> Vec<Problem> {
                 facts.mtu
             ),
             format!(
-                "ip link set {name} mtu {needed}, or make the job's smaller: netsum job \
-                create --mtu"
+                "ip link set {name} mtu {needed}, or give the job a smaller path MTU: netsum job \
+                 create --mtu"
             ),
         ));
     }
@@ -146,12 +146,9 @@ impl Evidence {
         let Some(obstacle) = first(&self.bridging) else {
             return is_cut.then(|| {
                 tolerable(
-                    format!(
-                        "packets of rank {sender} come in at the box, and its neighbours do \
-                        not get through to each other"
-                    ),
-                    "look at firewalls and at the neighbour tables (`ip neigh`) of both hosts, \
-                     and at what is between them and the box",
+                    format!("packets of rank {sender} arrive at the box, but not at the next rank"),
+                    "check the firewalls and the neighbour tables (`ip neigh`) of both hosts, and \
+                     the switches between them and the box",
                 )
             });
         };
@@ -202,10 +199,10 @@ mod tests {
         assert_eq!(certain(&evidence, MissingPackets::Previous), None);
         // A foreign host's packets with a rank's address explain nothing.
         evidence.misplaced =
-            vec![tolerable("packets of rank 2 come in by port0, not port3", "route")];
+            vec![tolerable("packets of rank 2 arrive at port0, not port3", "route")];
         assert_eq!(certain(&evidence, MissingPackets::Previous), Some(false));
         // Another card explains everything.
-        evidence.misplaced = vec![fatal("packets of rank 2 come in by port0, not port3", "route")];
+        evidence.misplaced = vec![fatal("packets of rank 2 arrive at port0, not port3", "route")];
         for missing in [
             MissingPackets::Previous,
             MissingPackets::FullSize,

@@ -202,7 +202,7 @@ fn xdp(p: &PortFacts) -> Option<Problem> {
         return (!p.xdp).then(|| {
             tolerable(
                 format!("this kernel does not say whether {driver} has native XDP"),
-                "start the daemon and see",
+                "start the daemon: it attaches its program or names the reason",
             )
         });
     };

@@ -57,13 +57,13 @@ pub fn explain(outcome: Counter, packet: &RefusedPacket<'_>) -> (String, String)
             format!("set its path MTU to {mtu}, or create the job with that of the rank"),
         ),
         Counter::LayoutMismatch => (
-            "has lost its place: at this PSN it sent an empty packet, or one from another place in \
-             its message than the other ranks', so its PSNs do not fit its data and the ring has \
-             stopped"
+            "has lost its place: its packet at this PSN is empty, or from another part of its \
+             message than the other ranks' packets, so its PSNs no longer match its data; the ring \
+             has stopped"
                 .into(),
             "run `netsum job restart`, then reconnect all ranks with the same message size; \
-             Linux's Soft-RoCE (rdma_rxe) loses its place when it retransmits while \
-             acknowledgements are in flight: give its queue pairs a longer timeout (17 is 0.5 s)"
+             Linux's Soft-RoCE (rdma_rxe) does this when it retransmits while acknowledgements \
+             are in flight: give its queue pairs a longer timeout (17 is 0.5 s)"
                 .into(),
         ),
         Counter::ShortFragment => (
@@ -91,10 +91,12 @@ pub fn explain(outcome: Counter, packet: &RefusedPacket<'_>) -> (String, String)
                 "sends beyond its credit: index {index}, where {low} to {} are allowed",
                 serial::sub(serial::add(low, credit), 1)
             ),
-            "let it wait for sums: at most --window messages may be in flight".into(),
+            "make it wait for sums: at most --window messages may be in flight".into(),
         ),
         Counter::Stale => (
-            format!("retransmits index {index}, which all others are past, and not index {low}"),
+            format!(
+                "retransmits index {index}, whose sum has been released, instead of index {low}"
+            ),
             "its acknowledgements may be lost: check the path from the next rank to it".into(),
         ),
         other => (

@@ -114,8 +114,8 @@ fn missing_rank(
         let neighbour = ring.after(flow.member);
         if neighbour.flow.ifindex == flow.ifindex {
             next = format!(
-                "{} is behind {}, too, so their packets to each other bypass the box; number the \
-                 ranks so that neighbours are behind different ports",
+                "number the ranks so that neighbours are behind different ports: {} is behind {}, \
+                 too, so their packets to each other bypass the box",
                 ring.receiver(rank),
                 port.name
             );
@@ -131,26 +131,26 @@ fn missing_rank(
         Some(Counter::Stale) if rank.moved > 0 => refused(ring, rank, Counter::Stale),
         _ if rank.moved > 0 => (
             format!(
-                "is slow or loses packets: {} packets arrived while it was watched, but not index \
-                 {low} (PSN {psn:#x})",
+                "is slow, or its packets are lost: {} packets arrived during the watch, but not \
+                 index {low} (PSN {psn:#x})",
                 rank.moved
             ),
-            format!("look for losses between it and {}, and in its own statistics", port.name),
+            format!("look for losses between it and {}, and in its host's counters", port.name),
         ),
         _ => {
             let ago =
-                rank.last.map_or("before netsum looked".into(), |t| format!("{} ago", seconds(t)));
+                rank.last.map_or("before the watch".into(), |t| format!("{} ago", seconds(t)));
             let alive = match rank.heartbeat {
-                Some(t) => format!("; its process is alive ({} since its heartbeat)", seconds(t)),
+                Some(t) => format!("; its process is alive (last heartbeat {} ago)", seconds(t)),
                 None => String::new(),
             };
             let quiet = match port.received {
-                Some(0) => format!("; {} receives nothing at all", port.name),
+                Some(0) => format!("; {} receives no packets of any kind", port.name),
                 _ => String::new(),
             };
             (
                 format!(
-                    "has sent nothing since PSN {:#x}, {ago}; index {low} (PSN {psn:#x}) is \
+                    "no packet has arrived since PSN {:#x}, {ago}; index {low} (PSN {psn:#x}) is \
                      missing{alive}{quiet}",
                     seen.last_psn
                 ),
@@ -170,7 +170,7 @@ fn nothing_came(rank: &MemberEvidence, unknown_flow: Option<&UnknownFlow>) -> (S
     match unknown_flow {
         Some(s) if s.src == flow.src && s.dst == flow.dst => (
             format!(
-                "sends to queue pair {:#x} of {}, and {:#x} is registered",
+                "sends to queue pair {:#x} of {}, but {:#x} is registered",
                 s.qpn,
                 s.dst,
                 flow.qpn.get()
@@ -179,23 +179,22 @@ fn nothing_came(rank: &MemberEvidence, unknown_flow: Option<&UnknownFlow>) -> (S
         ),
         Some(s) => (
             format!(
-                "sends from {} to {} (queue pair {:#x}), and a flow from {} to {} is registered",
+                "sends from {} to {} (queue pair {:#x}), but a flow from {} to {} is registered",
                 s.src, s.dst, s.qpn, flow.src, flow.dst
             ),
             "register the flow again with these addresses".into(),
         ),
         None => {
             let port_is = match port.received {
-                Some(0) => format!("{} is up and receives nothing at all", port.name),
-                Some(n) => format!(
-                    "{} is up and received {n} packets of other kinds while it was watched",
-                    port.name
-                ),
+                Some(0) => format!("{} is up, but receives no packets of any kind", port.name),
+                Some(n) => {
+                    format!("{} is up, and received {n} other packets during the watch", port.name)
+                }
                 None => format!("{} is up", port.name),
             };
             (
                 format!(
-                    "has never sent a packet to queue pair {:#x} of {}; {port_is}",
+                    "no packet to queue pair {:#x} of {} has arrived; {port_is}",
                     flow.qpn.get(),
                     flow.dst
                 ),
@@ -276,9 +275,9 @@ fn not_acknowledged(ring: &RingEvidence, rank: &MemberEvidence) -> Option<(Strin
             rank.seen.last_psn, next.port.name
         ),
         format!(
-            "check that results get from {} to {receiver}, and its acknowledgements back to {}; \
-             if the application was restarted with the same queue pairs and PSNs, run `netsum job \
-             restart` first, or it may get sums of its last session",
+            "check that sums from {} reach {receiver}, and that its acknowledgements come back to \
+             {}; before an application restarts with the same queue pairs and PSNs, run `netsum \
+             job restart`, or it may get sums of its last session",
             next.port.name, rank.port.name
         ),
     ))
@@ -400,7 +399,7 @@ mod tests {
           compare `netsum job show` here and there: path MTU, message size and window must be the same on all boxes
         rx_icrc_encapsulated: its packets have a wrong ICRC
           find what changes packets between it and the box, or accept them with `netsum job create --icrc ignore`
-        has never sent a packet to queue pair 0x11 of 10.0.0.2; port0 is up
+        no packet to queue pair 0x11 of 10.0.0.2 has arrived; port0 is up
           ask `netsum diagnose` of the parent behind port0
         ");
     }
