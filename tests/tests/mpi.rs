@@ -28,7 +28,7 @@ fn compile(mpi: Mpi, cluster: &Cluster, name: &str) -> PathBuf {
     program
 }
 
-/// Ranks of a job, so many on each host.
+/// Ranks of a job, and how many of them each host has.
 struct Ranks<'a> {
     cluster: &'a Cluster,
     mpi: Mpi,

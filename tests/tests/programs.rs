@@ -402,7 +402,7 @@ fn set(f: &mut [u8], at: usize, bytes: &[u8]) {
     resign(f);
 }
 
-/// Changes the lengths in IPv4's and UDP's headers to those of so many bytes of payload.
+/// Changes the lengths in IPv4's and UDP's headers to those of `payload` bytes.
 fn set_lengths(f: &mut [u8], payload: u16) {
     f[16..18].copy_from_slice(&(20 + 8 + 12 + payload + 4).to_be_bytes());
     set(f, 38, &(8 + 12 + payload + 4).to_be_bytes());

@@ -85,7 +85,7 @@ fn one_percent_loss_in_each_direction() {
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
 fn a_second_run_without_a_restart_takes_no_sum_of_the_first() {
-    // So few messages that the slots still hold them, and so many that the slots hold later ones.
+    // Few messages, which the slots still hold, and many, of which the slots hold the last ones.
     for (first, dtype) in [(1000, "i32"), (40, "f32"), (200_000, "i32")] {
         let cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
         let job = JobSpec::new("again", 3);

@@ -168,7 +168,7 @@ pub(super) fn clock(time: f64) -> String {
 mod tests {
     use super::*;
 
-    /// So many sums of 20 us.
+    /// `count` sums of 20 us.
     fn durations(count: u64) -> api::Histogram {
         let mut h = netsum_common::timing::Histogram::EMPTY;
         (0..count).for_each(|_| h.add(20_000));

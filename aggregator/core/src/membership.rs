@@ -618,8 +618,8 @@ impl Epoch {
         }
     }
 
-    /// Ranks that have not left, and whose connections were closed for so long without another
-    /// heartbeat: their processes have ended.
+    /// Ranks that have not left, and whose connections have been closed for at least `after`
+    /// without another heartbeat: their processes have ended.
     pub fn ended(&self, now: Instant, after: Duration) -> impl Iterator<Item = Rank> {
         let ranks = (0..).map(Rank).zip(self.last_seen.iter().zip(&self.disconnected));
         ranks.filter_map(move |(rank, (last_seen, disconnected))| {

@@ -86,7 +86,7 @@ def rendezvous(
     With NETSUM_PEERS, NETSUM_CONTROLLER or a host "netsum", this is netsum.init(). With none of
     these at any rank, the ranks exchange their addresses over the store, and the hosts' ring sums.
     An error of one rank is raised by all ranks: none is left waiting. `timeout` is the group's, in
-    seconds: a rank that is silent for so long in an operation, 60 s at most, is dead.
+    seconds: a rank that is silent that long in an operation, 60 s at most, is dead.
     """
     store = _Within(store, timeout)
     configured = _known(store, rank, ranks, timeout)

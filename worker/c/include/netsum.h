@@ -347,7 +347,7 @@ int32_t netsum_error_rank(void);
 // `work` comes from an operation, and `done` points to room.
 netsum_status netsum_test(const netsum_work *work, bool *done);
 
-// Waits for at most so many seconds, and no longer than a day, and sets `done` to whether
+// Waits for at most `seconds`, and no longer than a day, and sets `done` to whether
 // netsum_wait() would return at once.
 //
 // The caller promises:

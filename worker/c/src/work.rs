@@ -71,7 +71,7 @@ pub unsafe extern "C" fn netsum_test(work: *const netsum_work, done: *mut bool) 
     unsafe { netsum_wait_for(work, 0.0, done) }
 }
 
-/// Waits for at most so many seconds, and no longer than a day, and sets `done` to whether
+/// Waits for at most `seconds`, and no longer than a day, and sets `done` to whether
 /// netsum_wait() would return at once.
 ///
 /// # Safety

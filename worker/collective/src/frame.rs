@@ -115,8 +115,8 @@ pub enum Frame {
     /// The first frame: the sender's properties of the job, its timeout, and a random number that
     /// makes it differ from an earlier session's. One small packet.
     Hello { shape: JobShape, timeout: Duration, rank: u32, nonce: u64 },
-    /// The second frame: one packet of the path MTU, which is so many bytes. It reveals a path that
-    /// carries only smaller ones before anything is summed.
+    /// The second frame: one packet of the path MTU, in bytes. It reveals a path that carries only
+    /// smaller ones before anything is summed.
     FullSize(usize),
     /// The first frame of a rank with another version of these messages.
     OtherVersion(u32),

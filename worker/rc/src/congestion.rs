@@ -16,7 +16,7 @@ const DECREASE_FACTOR: f64 = 0.7;
 const REGROWTH: f64 = 0.53;
 /// Least packets in flight.
 const LEAST: f64 = 2.0;
-/// If so few packets are in flight and more would be allowed, a mark says nothing about the link: a
+/// With fewer packets in flight, where more would be allowed, a mark says nothing about the link: a
 /// message of one packet was marked because of another flow's congestion.
 const MIN_TELLING_FLIGHT: u64 = 64;
 
@@ -75,8 +75,8 @@ impl Congestion {
         self.window = (self.before * DECREASE_FACTOR).max(LEAST).min(self.window);
     }
 
-    /// So many more packets are acknowledged, all before `acked`; `sent` is one after the last
-    /// packet that was sent.
+    /// `packets` more are acknowledged, all before `acked`; `sent` is one after the last packet that
+    /// was sent.
     pub fn on_acknowledged(&mut self, packets: u64, acked: u64, sent: u64) {
         // An unused window does not grow.
         if self.is_limited() && self.flight >= self.window() {
@@ -94,8 +94,8 @@ impl Congestion {
 mod tests {
     use super::*;
 
-    /// Senders whose packets alternate on a link for so many round trips, where a queue of more
-    /// than so many packets marks. Returns what each has sent in the second half.
+    /// Senders whose packets alternate on a link for `rounds` round trips; the link marks packets
+    /// while its queue is longer than `depth`. Returns what each has sent in the second half.
     fn share(windows: &mut [Congestion], link: u64, depth: u64, rounds: u64) -> Vec<u64> {
         let mut sent = vec![0; windows.len()];
         let mut late = vec![0; windows.len()];

@@ -389,7 +389,7 @@ impl Requester {
             && !more_than_one
             && let Some((_, at)) = self.went_back
         {
-            // The only sample, if so many packets are lost that each round trip has a loss in it.
+            // The only sample, if every round trip has a loss in it.
             rtt.measure(now.saturating_duration_since(at), bytes, self.waits_for_others);
         }
         self.congestion.on_acknowledged(packet - self.acked, packet, self.sent);

@@ -137,9 +137,9 @@ impl RttEstimator {
         self.sums.0
     }
 
-    /// The start of a timeout that was started when so many packets of sums had arrived: later ones
-    /// restart it, because the awaited packet may be behind them in the same queues. But these hold
-    /// at most twice the credit, here and on the other side.
+    /// The start of a timeout that was started after `sums` packets of sums: later ones restart it,
+    /// because the awaited packet may be behind them in the same queues. But these hold at most
+    /// twice the credit, here and on the other side.
     pub fn since(&self, (start, sums): (Instant, u64)) -> Instant {
         match self.sums.1 {
             Some(last) if self.sums.0 - sums <= 2 * self.credit => start.max(last),
@@ -235,8 +235,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Sends so much on a link that takes so many nanoseconds for a byte, in both directions behind
-    /// as much, and measures.
+    /// Sends `bytes` on a link that takes `per_byte` nanoseconds for a byte, behind as many bytes in
+    /// both directions, and measures.
     fn flight(rtt: &mut RttEstimator, bytes: u64, per_byte: u64) -> (Duration, Duration) {
         let load = rtt.send(bytes);
         let (longest, took) = (rtt.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));

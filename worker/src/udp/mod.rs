@@ -306,8 +306,8 @@ pub(crate) fn spin_until(
     Ok(false)
 }
 
-/// With so many bytes in flight no operation waits for a single packet, and polling would only keep
-/// a processor busy: at 100 Mb/s a packet arrives every 120 us.
+/// With more bytes in flight no operation waits for a single packet, and polling would only keep a
+/// CPU busy: at 100 Mb/s a packet arrives every 120 us.
 pub(crate) const MAX_POLLED_IN_FLIGHT: u64 = 40 << 10;
 
 /// Waits until a file descriptor is ready, or some time has passed.

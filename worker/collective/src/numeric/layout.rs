@@ -86,7 +86,7 @@ impl Message {
         self.limbs.is_some() && !self.exponents.is_empty()
     }
 
-    /// Bytes with all lanes, where an element has so many.
+    /// Bytes with all lanes, for elements of `element_bytes`.
     pub fn len(&self, element_bytes: usize) -> usize {
         let values = self.data.as_ref().map_or(0, |d| d.1.len()) * element_bytes;
         CHECK_BYTES + self.exponent_bytes + values.next_multiple_of(4)

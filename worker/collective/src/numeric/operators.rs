@@ -114,7 +114,7 @@ impl Code {
         }
     }
 
-    /// Lanes of so many elements.
+    /// The number of lanes that `elements` take.
     pub fn lanes(&self, elements: usize) -> usize {
         let (size, lanes) = self.group();
         let rest = elements % size;

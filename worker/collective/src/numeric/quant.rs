@@ -106,7 +106,7 @@ pub struct Scale {
 
 impl Scale {
     /// The scale for sums of `ranks` elements whose largest exponent is in `bucket`, with magnitudes
-    /// of so many bits: 31, or 15 for halves of lanes. `None` for [`NON_FINITE`].
+    /// of `sum_bits`: 31, or 15 for halves of lanes. `None` for [`NON_FINITE`].
     pub fn new(bucket: u8, ranks: u32, sum_bits: i32) -> Option<Self> {
         if bucket == NON_FINITE {
             return None;

@@ -423,7 +423,7 @@ impl Node {
         let config = RingConfig {
             flags: ring_flags::ACTIVE | flags | if shape.relaxed { ring_flags::RELAXED } else { 0 },
             members: senders.len() as u32,
-            slots: ring_slots(credit).expect("so many slots"),
+            slots: ring_slots(credit).expect("the credit fits in a ring"),
             credit: credit.0,
             mtu: shape.mtu,
             cpu: 0,

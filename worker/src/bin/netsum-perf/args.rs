@@ -120,7 +120,7 @@ pub struct Options {
     /// Operations of each size before the measured ones.
     #[arg(short = 'w', long, default_value_t = 5)]
     pub warmup: u32,
-    /// Operations in flight: start so many at once and then wait for all; 1 waits for each.
+    /// Operations in flight: start this number at once, then wait for all; 1 waits for each.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=Communicator::MAX_IN_FLIGHT as i64))]
     pub inflight: u32,
     /// Tensors to cut each size into, summed in one all-reduce.
