@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_that_change_places_are_found_though_their_sums_are_equal() {
+    fn swapped_ranges_with_equal_sums_are_found() {
         for (a, b) in [(0, 256), (256, 1024), (0, 16), (512, 512 + 4096)] {
             let mut lanes = vec![0; 16384];
             (lanes[a + 3], lanes[b + 7]) = (1, 1);

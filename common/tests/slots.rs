@@ -9,7 +9,7 @@ use netsum_common::slot::{
 };
 
 #[test]
-fn a_gap_is_seen_after_a_sender_has_jumped_over_what_was_acknowledged() {
+fn a_gap_is_seen_after_a_jump_over_acknowledged_packets() {
     let ring = RingConfig {
         flags: ring_flags::ACTIVE,
         members: 2,

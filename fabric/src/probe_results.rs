@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fastest_train_counts_and_one_that_met_no_queue_tells_the_least() {
+    fn the_fastest_probe_gives_the_rate() {
         assert_eq!(direction(&[(8, 0), (8, 0)]), None);
         assert_eq!(
             direction(&[(8000, 250), (8000, 180), (8000, 251)]),
@@ -116,7 +116,7 @@ mod tests {
         }
 
         #[test]
-        fn more_than_ten_percent_count_and_then_the_same_again_changes_nothing(
+        fn only_changes_of_over_ten_percent_count(
             used in 1_000_000u64..1_000_000_000_000, of_1000 in prop_oneof![1u64..899, 1102u64..5000],
         ) {
             let rate = used / 1000 * of_1000;

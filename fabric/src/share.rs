@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_rate_is_known_shares_are_equal_whoever_is_there() {
+    fn shares_are_equal_where_no_rate_is_known() {
         let others = [at(&[4, 0])];
         assert_eq!(rings_of(Share::Beside(&others, &Unknown), 4, &[None, None]), [2, 2]);
         assert_eq!(

@@ -177,7 +177,7 @@ impl Manager {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_box_that_is_busy_for_longer_than_a_look_takes_refuses_no_rank() {
+async fn a_busy_box_refuses_no_rank() {
     let daemon = Daemon::start().await;
     let manager = Manager::of(&daemon).await;
     let (shared, (begun, is_busy)) = (daemon.shared.clone(), std::sync::mpsc::channel());
@@ -218,7 +218,7 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_box_sums_when_ranks_are_answered_and_forgets_when_the_job_is_deleted() {
+async fn a_box_sums_once_ranks_are_answered_until_deletion() {
     let daemon = Daemon::start().await;
     let manager = Manager::of(&daemon).await;
     assert_eq!(manager.join().await, [Ok(1), Ok(1)]);
@@ -357,7 +357,7 @@ async fn a_box_that_is_not_there_is_left_out_until_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_are_made_beside_other_jobs_and_kept_whoever_comes_and_goes() {
+async fn shares_use_residual_capacity_and_are_kept() {
     let [a, b, s, t] = [
         Daemon::start().await,
         Daemon::start().await,
@@ -434,7 +434,7 @@ async fn one_box_of_three_that_lies_does_not_end_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_that_a_manager_left_on_a_box_are_deleted_or_replaced_by_the_next() {
+async fn leftover_jobs_of_a_manager_are_deleted_or_replaced() {
     let daemon = Daemon::start().await;
     let left = |name: &str| {
         let arguments = ["job", "create", name, "--ranks", "2", "--mtu", "256"].map(str::to_owned);

@@ -63,7 +63,7 @@ fn a_ring_of_connections_is_summed_without_a_retransmission() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_of_one_host_share_its_address_and_differ_by_their_queue_pairs() {
+fn ranks_of_one_host_differ_by_their_queue_pairs() {
     let write = Operation::Write { address: 0x1000, rkey: 7 };
     for (places, v6, operation) in [
         (&[0, 1, 0, 1][..], false, Operation::Send),

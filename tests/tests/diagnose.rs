@@ -298,7 +298,7 @@ fn every_cause_of_a_hang_is_named() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_rank_behind_a_black_hole_is_told_from_one_that_is_dead() {
+fn a_black_hole_is_distinguished_from_a_dead_rank() {
     let cluster = Cluster::start(LabSpec { faulty_links: true, ..LabSpec::hosts(3) }).unwrap();
     let job = JobSpec { timeout: 8 * SECOND, ..JobSpec::new("train", 3) };
     let token = cluster.create_job(&job).unwrap();

@@ -134,7 +134,7 @@ fn a_rank_that_dies_in_mid_job_and_comes_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn an_application_connects_again_with_the_same_queue_pairs_and_other_psns() {
+fn an_application_reconnects_with_other_psns() {
     let cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
     let lab = cluster.lab();
     let first = Load { first_psn: 0x1000, leave_after: Some(20), ..Load::new(RANKS) };

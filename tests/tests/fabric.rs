@@ -373,7 +373,7 @@ fn a_leaf_that_has_lost_its_jobs_gets_them_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_spine_that_is_drained_is_empty_and_every_sum_meanwhile_is_the_boxes() {
+fn draining_a_spine_needs_no_fallback() {
     let cluster = fabric(2);
     let spine1 = cluster.lab().spec().spine(1);
     let manager = cluster.start_manager().unwrap();
@@ -511,7 +511,7 @@ fn rings_spread_over_two_spines_and_come_together_when_one_is_cut_off() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_spine_that_is_killed_with_its_programs_is_left_out_until_it_is_there() {
+fn a_killed_spine_is_left_out_until_it_returns() {
     let mut cluster = fabric(2);
     let spine1 = cluster.lab().spec().spine(1);
     let (manager, mut group) = at_work(&cluster);
@@ -630,7 +630,7 @@ fn a_link_that_carries_one_direction_alone_ends_no_job() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn links_are_found_and_rings_leave_one_that_carries_one_direction_alone() {
+fn rings_leave_a_link_that_carries_one_direction() {
     let cluster = fabric_of(LabSpec { spines: 2, faulty_links: true, ..LabSpec::default() }, false);
     let manager = cluster.start_manager_that_finds_links().unwrap();
     let start = Instant::now();

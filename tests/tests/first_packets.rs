@@ -78,7 +78,7 @@ fn counted(bench: &Bench, counter: Counter) -> u64 {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_first_packet_is_noted_and_dropped_until_its_connection_is_registered() {
+fn first_packets_are_dropped_until_registered() {
     let mut bench = waiting();
     for v6 in [false, true] {
         for opcode in [0x00, 0x04, 0x05, 0x06, 0x0a, 0x0b].map(Opcode) {
@@ -418,7 +418,7 @@ fn packets_of_the_box_for_a_held_sum_begin_as_they_must() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_first_packet_with_another_ranks_address_is_spoofed_on_any_other_port() {
+fn a_first_packet_at_another_port_counts_as_spoofed() {
     // The ranks of the running job are registered behind another port than the one at which packets
     // arrive here.
     let ring = in_band_ring();

@@ -259,7 +259,7 @@ fn a_rank_that_reconnects_alone_waits_for_the_others_and_is_named() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_wrong_token_is_counted_and_passed_on_and_missing_ranks_are_named() {
+fn a_wrong_token_is_counted_and_missing_ranks_are_named() {
     let cluster = cluster(3, false);
     let hosts = Hosts::of(cluster.lab());
     let app = InBandRing::create(&cluster, 3).unwrap();
@@ -374,7 +374,7 @@ fn contradictions_fail_the_job_with_the_reason_until_they_are_fixed() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_holder_of_the_token_cannot_be_a_rank_that_waits_or_is_at_work_elsewhere() {
+fn a_token_does_not_replace_another_hosts_rank() {
     const FOREIGN: usize = 3;
     let cluster = cluster(FOREIGN + 1, false);
     let hosts = Hosts::of(cluster.lab());

@@ -263,7 +263,7 @@ fn packets_before_a_rings_first_never_reach_its_receiver() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_psn_that_a_box_has_moved_passes_only_on_a_flow_that_comes_by_a_box() {
+fn a_moved_psn_passes_only_on_flows_of_boxes() {
     let spec = ring(2, 256, 8);
     let mut flows: Vec<FlowSpec> = (0..2).map(|rank| flow(&spec, rank, false)).collect();
     flows[0].group_mark = group_mark(4);

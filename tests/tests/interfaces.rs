@@ -52,7 +52,7 @@ fn sum(group: &mut Group) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn names_and_aliases_end_no_job_whatever_they_are_and_become() {
+fn renaming_an_interface_ends_no_job() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();

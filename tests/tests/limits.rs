@@ -30,7 +30,7 @@ fn works(cluster: &Cluster) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn without_bpffs_locked_memory_and_ipv6_it_works_and_says_what_it_lacks() {
+fn the_daemon_works_without_bpffs_and_ipv6_and_names_them() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
     let no_ipv6 = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
@@ -60,7 +60,7 @@ fn without_bpffs_locked_memory_and_ipv6_it_works_and_says_what_it_lacks() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_full_disk_leaves_the_last_state_and_is_written_to_when_there_is_room() {
+fn a_full_disk_keeps_the_last_state_until_there_is_room() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
     let state = cluster.state_file();

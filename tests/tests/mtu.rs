@@ -46,7 +46,7 @@ fn path_mtus_that_the_box_or_a_port_cannot_carry_are_refused_at_once() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
+fn a_port_or_interface_with_a_small_mtu_is_named_at_join() {
     for (at_the_host, expected) in [
         (false, &["rank 1: port port1 has an MTU of 1000", "at least 1108 is needed"][..]),
         (
@@ -75,7 +75,7 @@ fn a_rank_whose_port_or_interface_is_too_small_is_told_when_it_joins() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_port_whose_packets_do_not_fit_a_page_is_refused_when_the_daemon_starts() {
+fn a_port_with_packets_beyond_a_page_is_refused() {
     let error = Cluster::start(LabSpec { mtu: 9000, ..LabSpec::hosts(2) }).unwrap_err().to_string();
     assert!(
         error.contains("port port0: cannot attach") && error.contains("has an MTU of 9000"),
@@ -106,7 +106,7 @@ fn a_path_that_swallows_large_packets_is_named_when_the_ranks_connect() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_over_sockets_use_the_largest_path_mtu_that_ports_and_interfaces_carry() {
+fn socket_ranks_use_the_largest_path_mtu_that_fits() {
     let cluster = Cluster::start(LabSpec::hosts(3)).unwrap();
     let job = JobSpec { mtu: 0, xdp: vec![0], ..JobSpec::new("fits", 3) };
     let token = cluster.create_job(&job).unwrap();

@@ -242,7 +242,7 @@ fn results_leave_in_order_and_gaps_make_the_receiver_nak() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_packet_past_a_gap_is_forwarded_where_no_receiver_can_take_it_for_data() {
+fn a_packet_past_a_gap_is_never_taken_for_data() {
     let mut bench = Bench::new(ring(2, 256, 16), false).unwrap();
     let mut forwarded = Vec::new();
     for index in 1..=5 {
@@ -293,7 +293,7 @@ fn stale_retransmissions_pass_and_credit_violations_do_not() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn a_partial_that_waits_while_its_total_comes_does_not_leave_as_the_total() {
+fn a_late_partial_is_never_sent_as_the_total() {
     let mut spec = ring(3, 256, 8);
     spec.config.flags =
         ring_flags::UPLINK | u32::from(group_mark(2)) << ring_flags::GROUP_MARK_SHIFT;

@@ -53,7 +53,7 @@ fn command(
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
+fn arrays_are_summed_with_and_without_the_box() {
     let mut cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
     let token = cluster.create_job(&JobSpec::new("arrays", 4)).unwrap();
     let mut ranks: Vec<Running> =
@@ -75,7 +75,7 @@ fn arrays_are_summed_by_the_box_and_by_the_ranks_when_it_is_gone() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_connect_again_while_operations_follow_each_other_without_a_pause() {
+fn ranks_reconnect_between_operations_without_a_pause() {
     let cluster = Cluster::start(LabSpec::hosts(4)).unwrap();
     let token = cluster.create_job(&JobSpec::new("loops", 4)).unwrap();
     let mut ranks: Vec<Running> =
@@ -167,7 +167,7 @@ fn a_call_that_one_rank_alone_refuses_is_an_error_at_all() {
 /// box sees.
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn an_address_that_is_not_behind_the_box_is_refused_with_the_one_that_is() {
+fn an_address_not_behind_the_box_is_refused_with_the_right_one() {
     let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
     let token = cluster.create_job(&JobSpec::new("lost", 2)).unwrap();
     let (host, box_) = (cluster.lab().host(1), cluster.lab().box_());

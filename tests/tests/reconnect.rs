@@ -459,7 +459,7 @@ fn ranks_are_back_on_a_box_that_is_detached_and_attached_again() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job() {
+fn ranks_return_to_a_replaced_box_with_their_job() {
     let mut cluster = Cluster::start(LabSpec::hosts(RANKS as usize)).unwrap();
     let job = JobSpec::new(JOB, RANKS);
     let token = cluster.create_job(&job).unwrap();
@@ -485,7 +485,7 @@ fn ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_box_that_their_data_never_comes_by_is_tried_ever_more_rarely() {
+fn a_box_off_the_path_is_tried_ever_more_rarely() {
     let cluster = Cluster::start(LabSpec { ips_per_host: 2, ..LabSpec::hosts(2) }).unwrap();
     let job = JobSpec::new(JOB, 3);
     let token = cluster.create_job(&job).unwrap();

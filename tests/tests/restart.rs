@@ -116,7 +116,7 @@ fn a_job_never_notices_that_the_daemon_is_killed() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_daemon_that_is_to_be_replaced_leaves_its_jobs_where_they_can_be_left() {
+fn a_replaced_daemon_leaves_its_jobs_at_work() {
     let mut cluster = pinned(2);
     let mut group = start(&cluster, &JobSpec::new("train", 2));
     let files = group.order_all_reduce("i32", 4_000_000, 1).unwrap();
@@ -353,7 +353,7 @@ fn until_box(cluster: &Cluster, group: &mut Group) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn jobs_that_were_not_deleted_are_created_again_and_their_ranks_come_back() {
+fn jobs_are_created_again_and_their_ranks_return() {
     let mut cluster = kept(2, &DaemonOptions::default());
     let job = JobSpec { timeout: 5 * SECOND, ..JobSpec::new("train", 2) };
     for name in ["first", "idle"] {

@@ -183,7 +183,7 @@ fn flows_by_hand_take_the_routers_address_given_or_learned() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
+fn addresses_of_routers_and_hosts_are_bound_to_ports() {
     let cluster = cluster(false);
     let lab = cluster.lab();
     let job = JobSpec::new("routed", 4);
@@ -226,7 +226,7 @@ fn a_routers_address_is_bound_to_its_port_and_hosts_behind_it_to_their_own() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_rank_behind_a_router_that_the_box_does_not_know_is_refused_by_name() {
+fn a_rank_behind_an_unknown_router_is_refused() {
     let spec = LabSpec { routed: 1, ips_per_host: 2, ..LabSpec::hosts(2) };
     let cluster = Cluster::start(spec).unwrap();
     let job = JobSpec { connect_timeout: 3 * SECOND, ..JobSpec::new("lost", 2) };

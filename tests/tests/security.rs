@@ -125,7 +125,7 @@ fn build(specs: impl IntoIterator<Item = FrameSpec>) -> Vec<Vec<u8>> {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn forged_data_and_acknowledgements_with_a_ranks_addresses_are_dropped() {
+fn forged_data_and_acknowledgements_are_dropped() {
     let mut siege = Siege::new();
     let forged = siege.forgeries();
     assert!(

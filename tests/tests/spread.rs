@@ -251,7 +251,7 @@ fn the_flows_of_a_spine_that_fails_move_and_the_rest_stay() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn flows_keep_their_uplinks_when_the_daemon_is_killed_but_not_when_it_ends() {
+fn flows_keep_their_uplinks_only_if_the_daemon_is_killed() {
     let mut cluster = cluster();
     cluster.pin();
     start(&mut cluster);

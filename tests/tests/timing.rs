@@ -62,7 +62,7 @@ fn a_sum_is_timed_from_its_first_contribution_to_its_last() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn one_index_in_so_many_is_timed_and_no_ring_takes_anothers() {
+fn each_ring_times_its_own_sample_of_indices() {
     let mut bench = Bench::new(ring(3, 256, 512), false).unwrap();
     // One index of each block is timed, at a place that is one earlier than in the block before.
     assert!([0, 2 * SAMPLED - 1, 3 * SAMPLED - 2].into_iter().all(is_sampled));
@@ -104,7 +104,7 @@ fn a_held_back_sum_is_timed_at_completion() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn the_rank_that_all_wait_for_is_named_everywhere_and_over_a_daemons_death() {
+fn the_slowest_rank_is_named_also_after_a_daemons_death() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(3)).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();

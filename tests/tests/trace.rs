@@ -215,7 +215,7 @@ fn a_trace_of_a_job_at_work_agrees_with_its_counters() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn tracing_ends_with_whoever_asked_for_it_however_that_ends() {
+fn tracing_ends_with_its_client() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
     cluster.start_daemon().unwrap();

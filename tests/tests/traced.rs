@@ -139,7 +139,7 @@ fn every_kind_of_verdict_has_the_names_of_its_counters() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
+fn filters_choose_rings_verdicts_and_whole_frames() {
     let mut bench = Bench::new(ring(2, 2048, 8), false).unwrap();
     let filter = TraceFilter { counters: Counter::Contributions.bit(), ..TraceFilter::ALL };
     bench.plane.trace(Some(&filter)).unwrap();
@@ -173,7 +173,7 @@ fn filters_leave_out_rings_and_verdicts_and_frames_are_whole_if_wanted() {
 
 #[test]
 #[ignore = "needs root and BPF"]
-fn events_without_room_are_counted_and_forgotten_with_the_next_start() {
+fn lost_events_are_counted_until_the_next_start() {
     let mut bench = Bench::new(ring(2, 256, 8), false).unwrap();
     bench.plane.trace(Some(&TraceFilter::ALL)).unwrap();
     let runs = 2 * TRACE_BUFFER_BYTES / (size_of::<TraceEvent>() as u32 + MIN_CAPTURE);

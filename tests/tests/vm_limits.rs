@@ -215,7 +215,7 @@ fn without_ipv6(site: &Site) {
 
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test"]
-fn a_box_with_little_memory_without_ipv6_whose_clock_jumps_serves_255_rings() {
+fn a_small_box_without_ipv6_serves_255_rings() {
     let mut site = Site::new();
     without_ipv6(&site);
     let before = site.available();

@@ -504,7 +504,7 @@ fn the_package_does_what_systemd_and_dpkg_expect() {
 
 #[test]
 #[ignore = "needs root, BPF and QEMU: cargo xtask test --all"]
-fn a_job_continues_through_an_upgrade_and_returns_after_a_stop_and_a_reboot() {
+fn a_job_survives_an_upgrade_a_stop_and_a_reboot() {
     the_package(|running| {
         upgrade(running);
         stop_and_start(running);

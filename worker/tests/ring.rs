@@ -362,7 +362,7 @@ fn a_rank_that_never_comes_is_named_by_all_others() {
 }
 
 #[test]
-fn a_rank_that_restarts_alone_learns_that_others_are_in_an_earlier_session() {
+fn a_rank_that_restarts_alone_finds_an_earlier_session() {
     let both = std::sync::Barrier::new(2);
     let errors = run(11, 2, LAYOUT, |mut comm| {
         comm.barrier().unwrap();

@@ -62,7 +62,7 @@ const SENSITIVE: [&str; 8] = [
     "reconnect::a_detached_program_is_reattached_without_errors",
     "reconnect::ranks_are_back_on_a_box_that_is_detached_and_attached_again",
     "reconnect::ranks_are_back_on_the_box_when_a_port_that_was_down_is_up",
-    "reconnect::ranks_come_back_to_a_box_that_was_replaced_once_it_has_their_job",
+    "reconnect::ranks_return_to_a_replaced_box_with_their_job",
     "soak",
 ];
 
@@ -97,7 +97,7 @@ const ONLY_WITH_ALL: [&str; 11] = [
     "vm_cpus::a_job_lives_through_many_losses_of_its_rings_cpu",
     "vm_limits::apparmor_lets_the_daemon_do_its_work_and_nothing_else",
     "vm_soak",
-    "vm_systemd::a_job_continues_through_an_upgrade_and_returns_after_a_stop_and_a_reboot",
+    "vm_systemd::a_job_survives_an_upgrade_a_stop_and_a_reboot",
 ];
 
 /// The limit for one test program: twice the time of the slowest on two cores that others use too.

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_found_behind_others_and_nonsense_is_not_followed() {
+    fn attributes_are_found_and_malformed_ones_are_ignored() {
         let message = request(7, 1, 2, b"netdev\0");
         assert_eq!(message.len() % 4, 0);
         let all = attributes(&message).unwrap().unwrap();

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_found_by_each_of_its_names_and_kept_under_every_other() {
+    fn an_interface_is_found_and_kept_by_any_of_its_names() {
         let list = Ports::List(["eth1", "other", "eth0"].map(str::to_owned).to_vec());
         let mut all = vec![interface(4, &["eth0"], None), interface(5, &["eth1", "other"], None)];
         let (mut chosen, found) = PortSelection::new(list, &all).unwrap();

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_was_interrupted_is_asked_for_again_until_it_is_whole() {
+    async fn an_interrupted_list_is_requested_again() {
         let mut marked = vec![vec![], vec![2], vec![0]];
         let found = until_whole(|| whole(list(3, &marked.pop().unwrap()), true)).await.unwrap();
         assert!(found.len() == 3 && marked.is_empty());

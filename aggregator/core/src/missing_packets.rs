@@ -174,7 +174,7 @@ mod tests {
     const RING: [Rank; 3] = [Rank(0), Rank(1), Rank(2)];
 
     #[test]
-    fn a_cause_is_certain_where_packets_get_to_the_box_and_not_on() {
+    fn a_cause_is_certain_if_packets_reach_only_the_box() {
         let filter = tolerable("chain bridge f c filters forwarded packets", "nft list chain");
         let mut evidence = Evidence { bridging: vec![filter.clone()], ..Evidence::default() };
         let certain = |evidence: &Evidence, missing| {

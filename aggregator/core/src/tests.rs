@@ -214,7 +214,7 @@ fn a_path_test_is_not_done_by_a_report_of_before_a_restart() {
 }
 
 #[test]
-fn a_rank_is_on_a_wrong_card_only_by_packets_that_foreign_hosts_cannot_send() {
+fn packets_that_hosts_can_forge_report_no_wrong_card() {
     let (c, _) = joined(2);
     let job = c.job("a").unwrap();
     let [src, dst] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
@@ -593,7 +593,7 @@ fn a_path_mtu_that_is_not_given_is_the_largest_that_all_ports_carry() {
 }
 
 #[test]
-fn ranks_that_take_any_path_mtu_get_the_largest_that_ports_and_memory_carry() {
+fn the_largest_path_mtu_fits_ports_and_memory() {
     let (mut c, now) = (controller(), Instant::now());
     let mut made = Vec::new();
     // A session of two ranks that take path MTUs up to these, if the last port has this MTU.
@@ -656,7 +656,7 @@ fn memory(c: &Controller) -> u64 {
 }
 
 #[test]
-fn a_path_mtu_that_is_given_or_needed_by_hand_is_the_jobs_for_any_ranks() {
+fn a_given_path_mtu_holds_for_any_ranks() {
     let (mut c, now) = (controller(), Instant::now());
     let ranks = Some(members::RankRange { first: 0, last: 1 });
     let part =
@@ -672,7 +672,7 @@ fn a_path_mtu_that_is_given_or_needed_by_hand_is_the_jobs_for_any_ranks() {
 }
 
 #[test]
-fn a_job_for_which_the_largest_path_mtu_needs_too_much_memory_has_that_of_adapters() {
+fn a_job_short_of_memory_gets_the_path_mtu_of_adapters() {
     let of = |mtu| abi::ring_memory(256, mtu, 2);
     let mut c = Controller::new(of(1024), 2, Duration::from_secs(1));
     c.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
@@ -784,7 +784,7 @@ fn events() -> impl Strategy<Value = Event> {
 }
 
 #[test]
-fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
+fn a_leafs_ring_is_active_with_all_flows_and_an_uplink() {
     let mut c = controller();
     let ranks = Some(members::RankRange { first: 2, last: 3 });
     let leaf =
@@ -818,7 +818,7 @@ fn a_leafs_ring_is_active_when_its_ranks_and_the_way_up_are_there() {
 }
 
 #[test]
-fn one_address_on_two_hosts_is_refused_at_all_ranks_also_behind_one_port() {
+fn one_address_on_two_hosts_is_refused_at_all_ranks() {
     let mut c = controller();
     c.create_job(spec("a", 3)).unwrap();
     let now = Instant::now();
@@ -878,7 +878,7 @@ fn leaf_without_its_last(job: &str, c: &mut Controller) {
 }
 
 #[test]
-fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused() {
+fn a_receiver_above_with_an_address_of_another_port_is_refused() {
     let mut c = controller();
     leaf_without_its_last("a", &mut c);
     let to = |last: u8| FlowSpec { dst: IpAddr::from([10, 0, 0, last]), ..flow(1, 4) };
@@ -901,7 +901,7 @@ fn a_receiver_behind_the_parent_that_is_a_rank_at_another_port_is_refused() {
 }
 
 #[test]
-fn a_flow_from_where_another_jobs_receiver_is_behind_the_parent_is_refused() {
+fn a_flow_from_the_address_of_a_receiver_above_is_refused() {
     let mut c = controller();
     leaf_without_its_last("a", &mut c);
     c.add_flow("a", JobRing(0), flow(1, 4)).unwrap();
@@ -1219,7 +1219,7 @@ fn nobody_can_take_an_address_that_belongs_behind_another_port() {
 }
 
 #[test]
-fn a_port_that_goes_ends_the_jobs_that_have_flows_there_and_no_other() {
+fn a_removed_port_ends_only_jobs_with_flows_there() {
     let mut c = controller();
     for (name, first) in [("a", 0), ("b", 2)] {
         c.create_job(spec(name, 2)).unwrap();
@@ -1463,7 +1463,7 @@ fn deleting_a_job_reports_all_flows_it_ever_had() {
 }
 
 #[test]
-fn flows_that_another_job_has_had_since_are_no_longer_a_jobs_to_forget() {
+fn a_job_forgets_only_flows_that_are_still_its_own() {
     let mut c = controller();
     for name in ["a", "b"] {
         c.create_job(spec(name, 2)).unwrap();
@@ -1524,7 +1524,7 @@ fn of_several_ways_up_the_first_has_the_addresses() {
 }
 
 #[test]
-fn packets_that_a_routing_box_receives_go_to_the_next_members_next_hop() {
+fn a_routing_box_sends_to_the_next_members_next_hop() {
     let mut c = controller();
     c.set_routers([(11, Some([2, 0, 0, 0, 0, 9]))].into_iter());
     c.create_job(spec("a", 3)).unwrap();

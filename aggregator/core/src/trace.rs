@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_together_let_through_what_any_of_them_does_and_each_has_its_own() {
+    fn merged_filters_pass_what_any_of_them_passes() {
         let one = TraceSelection {
             rings: Some(vec![RingNumber(3), RingNumber(70)]),
             ..TraceSelection::new(None, None).unwrap()

@@ -114,7 +114,7 @@ mod tests {
     use super::stand_in;
 
     #[test]
-    fn another_cpu_stands_in_and_the_configured_one_comes_back() {
+    fn another_cpu_replaces_an_offline_one_until_it_returns() {
         assert_eq!(stand_in(1, 1, &[1, 2], &[0, 1, 2]), 1);
         assert_eq!(stand_in(1, 1, &[1, 2], &[0, 2]), 2, "one that serves rings already");
         assert_eq!(stand_in(1, 2, &[1, 2, 3], &[0, 2, 3]), 2, "who stands in stays");

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn in_band_a_first_packet_says_its_index_and_no_other_does() {
+    fn only_first_packets_in_band_carry_their_index() {
         let payload =
             |opcode, index| duplicate(&saved(opcode), 64, index).unwrap()[54..118].to_vec();
         let header = JobHeader { index: 77, ..JobHeader::EMPTY }.encode();

@@ -129,7 +129,7 @@ fn leaves_have_their_ranks_and_a_parent_has_groups() {
 }
 
 #[test]
-fn ranks_below_one_box_follow_each_other_in_the_ring_whatever_their_numbers() {
+fn ranks_below_one_box_are_neighbours_in_the_ring() {
     let orders = orders_of(&["b/1", "a/1", "b/2", "a/2", "b/3"], 1, &TWO).unwrap();
     let summaries: Vec<_> = orders.iter().map(summary).collect();
     // Ranks 0, 2, 4, 1, 3.
@@ -293,7 +293,7 @@ fn some_rings_go_by_the_link_that_a_bridge_uses() {
 }
 
 #[test]
-fn a_link_with_too_small_an_mtu_at_one_end_is_left_out_and_said_with_both() {
+fn a_link_with_a_small_mtu_at_one_end_is_left_out() {
     let links = [("a/up", "s/1", 1), ("b/up", "s/2", 1), ("a/up2", "t/1", 1), ("b/up2", "t/2", 1)];
     let small = [("a/up", 9000), ("s/1", 1000)];
     assert_eq!(above(&paths_of(&links, &small), 2).unwrap(), [("t".to_owned(), 2)]);

@@ -112,7 +112,7 @@ fn a_link_is_found_when_both_ends_hear_each_other() {
 }
 
 #[test]
-fn a_link_that_carries_one_direction_is_down_after_a_while_typed_or_found() {
+fn a_link_that_carries_one_direction_counts_as_down() {
     for configured in [&[][..], &[("a/up", "s/1")]] {
         let (mut link_table, now) = (link_table(configured), Instant::now());
         let mut at = |seconds, reports: &[_]| {
@@ -240,7 +240,7 @@ fn a_link_that_is_found_is_used_once_an_end_is_named_or_accepted() {
 }
 
 #[test]
-fn a_port_with_a_jobs_hosts_is_no_uplink_whoever_trusts_it() {
+fn a_port_with_hosts_of_a_job_is_no_uplink() {
     let (mut link_table, now) = (link_table(&[]), Instant::now());
     link_table.set_host_ports([end("a/up")].into_iter());
     link_table.update(answers(&BOTH), now);

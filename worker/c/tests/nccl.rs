@@ -49,7 +49,7 @@ fn all_versions_send_and_receive() {
 }
 
 #[test]
-fn a_killed_rank_is_an_error_and_an_open_request_ends_with_its_communicator() {
+fn a_killed_rank_ends_requests_with_an_error() {
     let built = Built::new(&library::path());
     let mut ranks = start(&built, (12, "dies"), 2);
     // The handles, the sums before, and requests of all in flight.

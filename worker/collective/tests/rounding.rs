@@ -78,7 +78,7 @@ fn results_do_not_depend_on_rounding_or_flush_to_zero() {
 }
 
 #[test]
-fn results_in_16_bits_do_not_depend_on_rounding_or_flush_to_zero_either() {
+fn results_in_16_bits_do_not_depend_on_rounding_modes() {
     let layout = Layout { message_size: 8 << 10, window: 2, rings: 1 };
     let all: Vec<_> = (0..3).map(elements).collect();
     let all: Vec<&[f32]> = all.iter().map(|x| &x[..]).collect();

@@ -460,7 +460,7 @@ fn after_a_timeout_the_oldest_packet_probes_before_others_are_resent() {
 }
 
 #[test]
-fn acknowledgements_without_retransmission_show_that_a_timeout_was_early() {
+fn acknowledgements_reveal_an_early_timeout() {
     let mut pair = Pair::new(5, Faults::default(), |c| c.send_psn = Psn::new(100));
     pair.ends[0].post_send(pair.qps[0], 0, vec![1; 2560], None);
     assert_eq!(sent_now(&mut pair, 0).len(), 10);
@@ -769,7 +769,7 @@ fn packets_of_an_earlier_connection_are_not_acknowledged_for_this_one() {
 }
 
 #[test]
-fn a_link_that_is_slower_than_its_first_packets_gets_its_time_by_probes() {
+fn probes_give_a_slow_link_its_time() {
     let mut pair = Pair::new(5, Faults::default(), |c| {
         (c.send_psn, c.min_ack_timeout) = (Psn::new(100), Some(Duration::from_millis(1)));
     });

@@ -127,7 +127,7 @@ fn an_epoch_begins_when_all_have_shown_up_and_not_before() {
 }
 
 #[test]
-fn later_messages_claim_nothing_but_tell_who_began_too_early() {
+fn later_messages_claim_nothing_but_reveal_early_senders() {
     let mut c = with_job();
     let later = |rank, message, index| {
         let mut p = packet(rank, 1);
@@ -194,7 +194,7 @@ fn a_new_connection_replaces_the_old_one_before_the_first_sum() {
 }
 
 #[test]
-fn however_many_connections_are_made_again_at_once_the_rings_are_made_once() {
+fn many_reconnects_at_once_create_the_rings_once() {
     const RINGS: u32 = 5;
     let mut c = controller();
     c.create_job(JobSpec { rings: RINGS, message_size: 4096, ..spec("a") }).unwrap();
@@ -301,7 +301,7 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
 }
 
 #[test]
-fn contradictions_fail_the_job_with_the_reason_and_leave_an_epoch_alone() {
+fn contradictions_fail_the_job_but_no_epoch() {
     let change = |f: fn(&mut FirstPacket)| {
         let mut p = packet(2, 1);
         f(&mut p);
@@ -432,7 +432,7 @@ fn jobs_in_band_are_told_from_others() {
 }
 
 #[test]
-fn after_a_restart_the_data_plane_gets_the_tokens_again_and_the_epoch_continues() {
+fn a_restart_restores_tokens_and_continues_the_epoch() {
     let mut c = with_job();
     begin(&mut c, 1);
     assert_eq!(outcome(&mut c, packet(0, 2)), Outcome::Waits);

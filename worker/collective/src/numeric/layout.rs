@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_packet_is_predicted_only_if_the_last_prediction_was_right() {
+    fn large_sums_are_predicted_only_after_a_right_prediction() {
         let layout = Layout { message_size: 65536, window: 2, rings: 1 };
         let predicted = |length, predictor: &ExponentPredictor| {
             let message =

@@ -71,7 +71,7 @@ fn nothing_is_sent_again_without_loss_at_any_rate() {
 }
 
 #[test]
-fn nothing_is_sent_again_by_the_ranks_own_ring_without_loss_at_any_rate() {
+fn the_hosts_ring_retransmits_nothing_without_loss() {
     check(Mode::HostRing, 0, |_, _| 0);
 }
 
@@ -81,7 +81,7 @@ fn nothing_is_sent_again_where_links_take_some_bytes_at_once() {
 }
 
 #[test]
-fn the_ranks_own_ring_learns_of_slow_links_that_take_some_bytes_at_once() {
+fn the_hosts_ring_learns_the_rate_behind_a_token_bucket() {
     // Steps that fit into the bucket make a link of 10 Mb/s seem fast. A few probes of each rank
     // correct that, and at most one flight is sent again.
     check(

@@ -356,7 +356,7 @@ fn a_dead_rank_is_named_by_all_others_in_time() {
 }
 
 #[test]
-fn silence_between_operations_ends_nothing_but_the_next_one_finds_the_dead() {
+fn only_an_operation_reveals_a_dead_rank() {
     let layout = Layout { message_size: 600, window: 2, rings: 1 };
     let (second, ms) = (Duration::from_secs(1), Duration::from_millis(1));
     for (seed, present) in [(1, ALWAYS), (2, NEVER)] {
@@ -711,7 +711,7 @@ fn a_lost_nak_costs_little() {
 }
 
 #[test]
-fn waiting_for_a_slow_rank_sends_one_probe_each_time_and_none_before_67_ms() {
+fn each_wait_for_a_slow_rank_sends_one_probe_after_67_ms() {
     for (late, most) in [(5, 0), (60, 0), (100, 1), (250, 2)] {
         let layout = Layout { message_size: 2048, window: 2, rings: 1 };
         let mut sim = Sim::new(&Spec::new(3, layout, 1), |rank| {
