@@ -472,7 +472,7 @@ impl Dispatcher {
             Ok(_) => drop(self.leftover.remove(&place)),
             Err(e) => {
                 if self.leftover.insert(place) {
-                    log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; it is deleted there later");
+                    log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; the manager will retry to delete it there");
                 }
             }
         }

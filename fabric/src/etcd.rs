@@ -193,7 +193,7 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leadership> {
             }
             Ok(Err(_)) => {}
             Err(e) if logged.is_none_or(|logged| logged.elapsed() > LOG_INTERVAL) => {
-                log::warn!("etcd {}: {e:#}; it is tried again", config.endpoints.join(", "));
+                log::warn!("etcd {}: {e:#}; retrying", config.endpoints.join(", "));
                 logged = Some(Instant::now());
             }
             Err(_) => {}
@@ -299,8 +299,8 @@ impl Lead {
         if result.is_err() != *failing {
             *failing = !*failing;
             match &result {
-                Err(e) => log::warn!("etcd: {e:#}; it is tried again"),
-                Ok(_) => log::info!("etcd: answers again"),
+                Err(e) => log::warn!("etcd: {e:#}; retrying"),
+                Ok(_) => log::info!("etcd answers again"),
             }
         }
         match result {

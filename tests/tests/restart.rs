@@ -368,7 +368,7 @@ fn jobs_are_created_again_and_their_ranks_return() {
     cluster.stop_daemon().unwrap();
     group.check_all_reduce("i32", 4_000_000, 2, &files).unwrap();
     cluster.start_daemon().unwrap();
-    assert!(cluster.daemon_log().contains("job train is created again, with empty rings"));
+    assert!(cluster.daemon_log().contains("job train created again, with empty rings"));
     assert_eq!(jobs(&cluster), ["idle", "train"]);
     until_box(&cluster, &mut group);
     // The next daemon takes the jobs over, and creates nothing.

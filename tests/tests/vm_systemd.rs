@@ -353,7 +353,7 @@ fn stop_and_start(running: &mut RunningJob) {
         site.run("systemctl stop netsum");
         assert!(site.run("ls -A /run/netsum 2>&1 || true").contains("No such file"));
         site.run("systemctl start netsum");
-        site.wait_for_log("job train is created again", 1);
+        site.wait_for_log("job train created again", 1);
         assert!(!site.journal().contains("cannot send"), "nothing is wrong: {}", site.journal());
     });
     running.until_box("stopped and started");

@@ -51,7 +51,9 @@ impl Lines {
         }
         match self.left {
             0 => return log::Level::Debug,
-            1 => log::warn!("too many first packets to log them all: level debug shows the others"),
+            1 => log::warn!(
+                "first packets: too many to log all of them; level debug shows the others"
+            ),
             _ => {}
         }
         self.left -= 1;

@@ -59,7 +59,7 @@ pub async fn send_and_receive(
     // one.
     let socket = match unsafe { AsyncFd::register(socket) } {
         Ok(socket) => socket,
-        Err(e) => return log::error!("LLDP: {e}: links are not found"),
+        Err(e) => return log::error!("LLDP: {e}: this box cannot find its links"),
     };
     let name = nix::unistd::gethostname()
         .map_or_else(|_| "netsum".into(), |n| n.to_string_lossy().into_owned());

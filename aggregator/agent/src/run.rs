@@ -254,8 +254,8 @@ impl Ready {
             config.pin.as_ref().filter(|_| inner.store.is_some() && senders > 0 && !detach_now)
         {
             log::warn!(
-                "{senders} connections may still be at work: the programs stay on the ports and \
-                 drop their data, so that nobody takes it for a sum. The next `netsum run` takes \
+                "{senders} connections may still send: the programs stay on the ports and drop \
+                 their data, which a receiver could take for a sum. The next `netsum run` takes \
                  them over; `rm -r {}` detaches them",
                 pin.display()
             );

@@ -155,8 +155,8 @@ pub enum Command {
         #[arg(long, value_name = "NAME")]
         bridge: Option<String>,
     },
-    /// Plan the trees by which jobs would sum in a network that a file describes, with their rates
-    /// and bottlenecks. Needs no daemon.
+    /// Plan the trees of jobs in a network that a file describes, with their rates and bottlenecks.
+    /// Needs no daemon.
     #[command(long_about = PLAN_HELP)]
     Plan(PlanArgs),
     /// Manage several boxes as one: run and query the manager that ranks join at.
@@ -213,7 +213,7 @@ pub enum FabricCommand {
     /// Query all boxes now. Shows for each port the other end of its link, whether LLDP works both
     /// ways, the rate, and both ends' MTUs.
     Probe {
-        /// First measure the links that no job has its rings on. A bandwidth probe crosses each
+        /// First measure the links that no ring uses. A bandwidth probe crosses each
         /// link in both directions, four times, with at most 2 MiB and for at most a fifth of a
         /// second. Plans use the measured rate if it differs from the known one by more than 10 %.
         #[arg(long)]
@@ -323,10 +323,11 @@ pub struct SimulateArgs {
     /// A capture of Ethernet frames, pcap or pcapng; `-` is standard input.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// All frames arrive at this port.
+    /// Treat all frames as arriving at this port.
     #[arg(long, value_name = "IFNAME", conflicts_with = "map")]
     pub port: Option<String>,
-    /// Frames of an interface of the file arrive at a port: `eth0=port1`. Can be repeated.
+    /// Treat frames of an interface of the file as arriving at a port: `eth0=port1`. Can be
+    /// repeated.
     #[arg(long, value_name = "INTERFACE=PORT", value_parser = pair)]
     pub map: Vec<(String, String)>,
     /// Start with empty slots and no learned MAC addresses, as right after registration of all
@@ -356,13 +357,13 @@ pub struct PlanArgs {
     /// all hosts. Can be repeated. Default: one job of all hosts.
     #[arg(long = "job", value_name = "JOB=HOST,..[@PRIORITY]")]
     pub jobs: Vec<String>,
-    /// Path MTU of the jobs: packets have headers, so links carry less data if it is small.
+    /// Path MTU of the jobs: the smaller it is, the more of a link's rate headers take.
     #[arg(long, default_value_t = netsum_common::defaults::MTU, value_name = "BYTES")]
     pub mtu: u32,
     /// Largest message of the jobs; with the window it determines the slots of a ring.
     #[arg(long, default_value = netsum_common::defaults::MESSAGE_SIZE, value_name = "SIZE")]
     pub message_size: Size,
-    /// Messages of a window, in each ring.
+    /// Window of each ring, in messages.
     #[arg(long, default_value_t = netsum_common::defaults::WINDOW, value_name = "W")]
     pub window: u32,
     /// Bytes that each job sums, to compute the bytes of each tree.
@@ -394,20 +395,20 @@ time of the ring; on a busy ring, select with --verdict or --program.";
 /// `netsum trace`.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// Packets of one job; default: all packets.
+    /// Trace packets of one job; default: all packets.
     #[arg(long, value_name = "JOB")]
     pub job: Option<String>,
-    /// Packets of one ring of the job.
+    /// Trace packets of one ring of the job.
     #[arg(long, value_parser = number, value_name = "R", requires = "job")]
     pub ring: Option<u32>,
-    /// Packets that one rank sends, and the results that it gets.
+    /// Trace packets that one rank sends, and the results that it gets.
     #[arg(long, value_parser = number, value_name = "K")]
     pub rank: Option<u32>,
-    /// Packets with one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work`
+    /// Trace packets with one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work`
     /// for all of a kind.
     #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
     pub verdict: Vec<String>,
-    /// Packets at one program: `ingress`, `aggregate` or `egress`.
+    /// Trace packets at one program: `ingress`, `aggregate` or `egress`.
     #[arg(long, value_name = "NAME")]
     pub program: Option<String>,
     /// Stop after this many packets.
@@ -599,7 +600,7 @@ pub struct ShowStats {
     /// One job; default: the whole box.
     #[arg(value_name = "JOB", conflicts_with = "named")]
     pub job: Option<String>,
-    /// One job; also if it has the name of a command.
+    /// One job, if it has the name of a command.
     #[arg(long = "job", id = "named", value_name = "JOB")]
     pub named: Option<String>,
     /// Print rates instead of counters, once in each interval, like 1s or 500ms.

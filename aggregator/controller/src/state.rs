@@ -193,11 +193,11 @@ impl<E: Executor> Inner<E> {
             match self.controller.recreate_job(spec.clone()) {
                 Ok(actions) => match self.carry_out(Some(&name), actions) {
                     Ok(()) => {
-                        log::info!(NETSUM_JOB = name; "job {name} is created again, with empty \
+                        log::info!(NETSUM_JOB = name; "job {name} created again, with empty \
                             rings")
                     }
                     Err(e) => {
-                        log::error!(NETSUM_JOB = name; "job {name} is created again, and cannot \
+                        log::error!(NETSUM_JOB = name; "job {name} created again, but cannot \
                             begin: {}", e.message())
                     }
                 },

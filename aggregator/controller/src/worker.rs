@@ -142,7 +142,7 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     let theirs = printable(if release.is_empty() { "before 0.1" } else { release });
     Err(Status::failed_precondition(format!(
         "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} \
-         (protocol {PROTOCOL}): they do not understand each other; install the same release on both"
+         (protocol {PROTOCOL}): install the same release on both"
     )))
 }
 

@@ -504,7 +504,8 @@ impl Controller {
     ) -> Result<Vec<Action>, Refusal> {
         let job = self.job(name)?;
         if job.spec.in_band {
-            let message = format!("job `{name}`: its connections show up by themselves, in band");
+            let message =
+                format!("job `{name}`: its connections are set up in band, flows cannot be added");
             return Err(Refusal::NotNow(message));
         }
         if job.epoch.is_some() || job.has_waiters() {

@@ -440,7 +440,7 @@ impl Controller {
             // Ranks of one host share an address.
             (!own.insert(f.key())).then(|| {
                 Refusal::Exists(format!(
-                    "{dst}, queue pair {qpn:#x}: two ranks of the job say that it is theirs"
+                    "{dst}, queue pair {qpn:#x}: two ranks of the job claim it"
                 ))
             })
         })

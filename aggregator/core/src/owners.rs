@@ -101,8 +101,8 @@ impl Controller {
         let description = claim.description();
         let [here, there] = [claim, other].map(|c| self.port_name(c.ifindex));
         format!(
-            "rank {}: {description} belongs to a rank behind another port already: port {here}, and \
-             for rank {} of job `{}` port {there}",
+            "rank {}: {description} is behind port {here}, but is in use by rank {} of job `{}` \
+             behind port {there}",
             claim.rank, other.rank, other.job.spec.name
         )
     }

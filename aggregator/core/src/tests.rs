@@ -883,8 +883,8 @@ fn a_receiver_above_with_an_address_of_another_port_is_refused() {
     leaf_without_its_last("a", &mut c);
     let to = |last: u8| FlowSpec { dst: IpAddr::from([10, 0, 0, last]), ..flow(1, 4) };
     let error = c.add_flow("a", JobRing(0), to(1)).unwrap_err().to_string();
-    let expected = "rank 1: --dst 10.0.0.1 belongs to a rank behind another port already: port \
-        p3, and for rank 0 of job `a` port p0";
+    let expected = "rank 1: --dst 10.0.0.1 is behind port p3, but is in use by rank 0 of job `a` \
+        behind port p0";
     assert_eq!(error, expected);
     // A host of another job, which would be shut out.
     c.create_job(spec("b", 2)).unwrap();
@@ -893,7 +893,7 @@ fn a_receiver_above_with_an_address_of_another_port_is_refused() {
     c.add_flow("b", JobRing(0), b).unwrap();
     let error = c.add_flow("a", JobRing(0), to(9)).unwrap_err().to_string();
     assert!(
-        error.contains("rank 1: --dst 10.0.0.9") && error.contains("rank 0 of job `b` port p2"),
+        error.contains("rank 1: --dst 10.0.0.9") && error.contains("rank 0 of job `b` behind port p2"),
         "{error}"
     );
     let active = c.add_flow("a", JobRing(0), to(3)).unwrap();
@@ -911,7 +911,8 @@ fn a_flow_from_the_address_of_a_receiver_above_is_refused() {
         FlowSpec { src: IpAddr::from([10, 0, 0, 3]), ifindex: 12, qpn: Qpn::new(9), ..flow(0, 2) };
     let error = c.add_flow("b", JobRing(0), b).unwrap_err().to_string();
     assert!(
-        error.contains("rank 0: address 10.0.0.3") && error.contains("rank 1 of job `a` port p3"),
+        error.contains("rank 0: address 10.0.0.3")
+            && error.contains("rank 1 of job `a` behind port p3"),
         "{error}"
     );
     assert_eq!(c.job("b").unwrap().state, State::Waiting);
@@ -1205,7 +1206,7 @@ fn nobody_can_take_an_address_that_belongs_behind_another_port() {
             actions
                 .iter()
                 .all(|a| matches!(a, Action::Reply { result: Err(Refusal::Exists(why)), .. }
-            if why.contains("belongs to a rank behind another port"))),
+            if why.contains("is in use by rank "))),
             "{actions:?}"
         );
         assert_eq!(c.job("b").unwrap().state, State::Waiting);
@@ -1514,10 +1515,7 @@ fn of_several_ways_up_the_first_has_the_addresses() {
     let elsewhere = |ifindex| FlowSpec { ifindex, qpn: Qpn::new(7), ..flow(3, 4) };
     let error = c.add_flow("b", JobRing(0), elsewhere(13)).unwrap_err().to_string();
     assert!(
-        error.contains(
-            "belongs to a rank behind another port already: port p3, and for rank 3 of job `a` \
-             port p2"
-        ),
+        error.contains("is behind port p3, but is in use by rank 3 of job `a` behind port p2"),
         "{error}"
     );
     c.add_flow("b", JobRing(0), elsewhere(12)).unwrap();

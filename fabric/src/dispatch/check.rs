@@ -118,7 +118,7 @@ impl Dispatcher {
             if new_layout.is_ok_and(|new_layout| new_layout.orders != given.layout.orders) {
                 log::warn!(
                     NETSUM_JOB = name;
-                    "job {name}: boxes or links changed, and its shares too; its ranks reconnect"
+                    "job {name}: its shares changed with boxes or links; its ranks reconnect"
                 );
                 let mut inner = self.shared.lock();
                 inner.controller.reconnect_job(name).unwrap_or_else(|e| log::warn!("{e}"));

@@ -127,7 +127,7 @@ pub enum Error {
         /// A likely reason.
         reason: UnreachableReason,
     },
-    /// A rank has died, or the network to it has.
+    /// A rank has died, or cannot be reached.
     #[error("rank {rank} died: {reason}")]
     RankDied {
         /// The rank.

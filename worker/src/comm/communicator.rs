@@ -266,7 +266,7 @@ impl Communicator {
         self.width = width;
     }
 
-    /// As [`set_width`](Self::set_width) has set it.
+    /// How floats travel, as [`set_width`](Self::set_width) has set it.
     pub fn width(&self) -> Option<Width> {
         self.width
     }

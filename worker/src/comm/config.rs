@@ -27,13 +27,13 @@ pub struct CommConfig {
     /// Where the other ranks' addresses come from.
     pub bootstrap: Bootstrap,
     /// Connects some ranks of the job as a group of this name, `rank` and `ranks` being theirs.
-    /// Needs a daemon.
+    /// Needs a controller.
     pub group: Option<String>,
     /// The silence after which a rank counts as dead. Must be the same at all ranks.
     pub timeout: Duration,
     /// How long [`connect`](super::Communicator::connect) waits for the other ranks.
     pub connect_timeout: Duration,
-    /// TLS to the daemon; in clear when `None`.
+    /// TLS to the controller; unencrypted when `None`.
     pub tls: Option<Tls>,
     /// See [`set_width`](super::Communicator::set_width). Must be the same at all ranks.
     pub width: Option<Width>,
@@ -93,7 +93,7 @@ pub struct InterHostRing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Transport {
     /// The RDMA adapter that has the rank's address as a GID for RoCE v2, if there is one and the
-    /// job has a daemon; else UDP.
+    /// job has a controller; else UDP.
     #[default]
     Auto,
     /// netsum's RC endpoint over a UDP socket.
@@ -158,13 +158,13 @@ impl AdapterRetry {
     }
 }
 
-/// Files for TLS to the daemon, in PEM form.
+/// Files for TLS to the controller, in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The authority of the daemon's certificate, which must be for the host in the daemon's
-    /// address.
+    /// The authority of the controller's certificate, which must be for the host in the
+    /// controller's address.
     pub ca: PathBuf,
-    /// This worker's certificate and its key, if the daemon requires one.
+    /// This worker's certificate and its key, if the controller requires one.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -219,7 +219,7 @@ impl CommConfig {
 /// The source of addresses and of the job's properties. `{:?}` does not print the token.
 #[derive(Clone)]
 pub enum Bootstrap {
-    /// A box's daemon.
+    /// The controller: a box's daemon, or a fabric's manager.
     Controller {
         /// Host and port of the workers' API.
         address: String,
@@ -228,7 +228,7 @@ pub enum Bootstrap {
         /// The job's token.
         token: String,
     },
-    /// No daemon: all ranks have the same list, and queue pair numbers and PSNs follow from
+    /// No controller: all ranks have the same list, and queue pair numbers and PSNs follow from
     /// [`static_connection`](netsum_common::unmanaged::static_connection). A box sums only if an
     /// administrator adds these flows.
     Static {

@@ -175,7 +175,7 @@ fn gather(comm: &mut Communicator, own: &[u8]) -> Result<Vec<u8>, Error> {
 /// Whether all ranks have succeeded. A rank that has not says why.
 fn agreed<T>(comm: &mut Communicator, own: &Result<T, String>) -> Result<bool, Error> {
     if let Err(why) = own {
-        log::warn!("rank {}: no hierarchical sums: {why}", comm.rank());
+        log::warn!("rank {}: sums are not hierarchical: {why}", comm.rank());
     }
     Ok(gather(comm, &[own.is_ok().into()])?.iter().all(|ok| *ok != 0))
 }
@@ -221,8 +221,8 @@ impl Hierarchical {
         if hosts.len() < 2 || hosts.len() == places.len() || !places.iter().all(|p| p.is_willing) {
             if config.hierarchy == Hierarchy::On {
                 log::warn!(
-                    "rank {}: no hierarchical sums: they need two hosts, and one with two ranks \
-                     in the same namespaces, and no rank where they are off",
+                    "rank {}: sums are not hierarchical: that needs two hosts, two ranks in the \
+                     same namespaces at one of them, and no rank with NETSUM_HIERARCHY=off",
                     comm.rank()
                 );
             }

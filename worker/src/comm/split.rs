@@ -69,7 +69,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce) and [`connect`](Self::connect); [`Error::Config`] for
-    /// several ranks without a daemon ([`Bootstrap::Static`]).
+    /// several ranks without a controller ([`Bootstrap::Static`]).
     pub fn split(&mut self, color: Option<u32>, key: i32) -> Result<Option<Self>, Error> {
         self.split_config(color, key)?.map(Self::connect).transpose()
     }

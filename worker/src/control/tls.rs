@@ -23,8 +23,9 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
     let Some(files) = files else {
         // The first bytes of an alert, taken for HTTP/2, are a frame of 1.3 MB.
         let in_clear = find_text(error, "frame with invalid size");
-        return in_clear
-            .then(|| "no gRPC in clear on this port: the controller may require TLS".to_owned());
+        return in_clear.then(|| {
+            "this port does not speak unencrypted gRPC: the controller may require TLS".to_owned()
+        });
     };
     let cause = find(error)?;
     let ca = files.ca.display();

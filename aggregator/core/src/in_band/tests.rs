@@ -277,8 +277,8 @@ fn an_address_that_belongs_behind_another_port_is_refused_in_band() {
     assert_eq!(outcome(&mut c, packet(1, 1)), Outcome::Waits);
     let answer = outcome(&mut c, packet(2, 1));
     assert!(
-        matches!(&answer, Outcome::Failed(why) if why.contains("rank 0: address 10.0.0.1 belongs \
-            to a rank behind another port")),
+        matches!(&answer, Outcome::Failed(why) if why.contains("rank 0: address 10.0.0.1 is \
+            behind port ") && why.contains(", but is in use by rank ")),
         "{answer:?}"
     );
     // The same for a queue pair of another job.
