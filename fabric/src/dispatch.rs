@@ -472,7 +472,7 @@ impl Dispatcher {
             Ok(_) => drop(self.leftover.remove(&place)),
             Err(e) => {
                 if self.leftover.insert(place) {
-                    log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; the manager will retry to delete it there");
+                    log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; its deletion there is retried");
                 }
             }
         }

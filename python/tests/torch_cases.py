@@ -228,7 +228,8 @@ def half():
         averaged(comm, torch.float16)
         bytes_sent = lambda: sum(comm.statistics()[way] for way in ("box_bytes", "ring_bytes"))
         before = bytes_sent()
-        for dtype, width in ((torch.bfloat16, None), (torch.float16, None), (torch.float32, "16bit")):
+        halves = ((torch.bfloat16, None), (torch.float16, None), (torch.float32, "16bit"))
+        for dtype, width in halves:
             for op in ("sum", "avg"):
                 x = torch.linspace(-1, 1, 20_000).to(dtype)
                 expected = x.float() * (comm.ranks if op == "sum" else 1)

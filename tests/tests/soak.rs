@@ -44,8 +44,8 @@ struct Sums {
     hangs: Vec<String>,
 }
 
-/// An all-reduce that the ranks have been ordered to do: its number, type and length, and the files for its
-/// results.
+/// An all-reduce that the ranks have been ordered to do: its number, type and length, and the files
+/// for its results.
 struct OrderedAllReduce(u64, &'static str, usize, Vec<PathBuf>);
 
 impl OrderedAllReduce {

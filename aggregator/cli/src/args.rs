@@ -404,8 +404,8 @@ pub struct TraceArgs {
     /// Trace packets that one rank sends, and the results that it gets.
     #[arg(long, value_parser = number, value_name = "K")]
     pub rank: Option<u32>,
-    /// Trace packets with one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or `work`
-    /// for all of a kind.
+    /// Trace packets with one of these verdicts: counters of `netsum stats`, or `drop`, `pass` or
+    /// `work` for all of a kind.
     #[arg(long, value_delimiter = ',', value_name = "COUNTER")]
     pub verdict: Vec<String>,
     /// Trace packets at one program: `ingress`, `aggregate` or `egress`.

@@ -893,7 +893,9 @@ fn a_receiver_above_with_an_address_of_another_port_is_refused() {
     c.add_flow("b", JobRing(0), b).unwrap();
     let error = c.add_flow("a", JobRing(0), to(9)).unwrap_err().to_string();
     assert!(
-        error.contains("rank 1: --dst 10.0.0.9") && error.contains("rank 0 of job `b` behind port p2"),
+        error.contains(
+            "rank 1: --dst 10.0.0.9 is behind port p3, but is in use by rank 0 of job `b`"
+        ),
         "{error}"
     );
     let active = c.add_flow("a", JobRing(0), to(3)).unwrap();

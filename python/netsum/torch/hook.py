@@ -19,8 +19,8 @@ class HookState:
     """The communicator of `comm_hook`, for one model.
 
     The communicator sums over all ranks. So the model's group must have all ranks in their order;
-    a hook cannot find out its model's group by itself. `width`, "32bit" or "16bit", is the number of
-    bits of a gradient on the links; the default is that of its type.
+    a hook cannot find out its model's group by itself. `width`, "32bit" or "16bit", is the number
+    of bits of a gradient on the links; the default is that of its type.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ impl Congestion {
         self.window = (self.before * DECREASE_FACTOR).max(LEAST).min(self.window);
     }
 
-    /// `packets` more are acknowledged, all before `acked`; `sent` is one after the last packet that
-    /// was sent.
+    /// `packets` more are acknowledged, all before `acked`; `sent` is one after the last packet
+    /// sent.
     pub fn on_acknowledged(&mut self, packets: u64, acked: u64, sent: u64) {
         // An unused window does not grow.
         if self.is_limited() && self.flight >= self.window() {

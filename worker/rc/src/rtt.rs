@@ -235,8 +235,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Sends `bytes` on a link that takes `per_byte` nanoseconds for a byte, behind as many bytes in
-    /// both directions, and measures.
+    /// Sends `bytes` on a link that takes `per_byte` nanoseconds for a byte, behind as many bytes
+    /// in both directions, and measures.
     fn flight(rtt: &mut RttEstimator, bytes: u64, per_byte: u64) -> (Duration, Duration) {
         let load = rtt.send(bytes);
         let (longest, took) = (rtt.longest(), Duration::from_nanos(2 * per_byte * bytes + 50_000));

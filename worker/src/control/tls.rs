@@ -45,9 +45,9 @@ pub fn reason(error: &(dyn Error + 'static), files: Option<&Tls>) -> Option<Stri
     })
 }
 
-/// A likely reason if a connection over TLS breaks before the first answer. In TLS 1.3 the controller
-/// refuses a certificate after the worker has begun to send. The worker then sends to a closed
-/// connection, and may never read the alert with the reason.
+/// A likely reason if a connection over TLS breaks before the first answer. In TLS 1.3 the
+/// controller refuses a certificate after the worker has begun to send. The worker then sends to a
+/// closed connection, and may never read the alert with the reason.
 pub fn suspicion(files: &Tls) -> String {
     format!("perhaps the controller refuses this worker's certificate ({})", own(files))
 }
@@ -77,8 +77,8 @@ fn refused(alert: &str, files: &Tls) -> String {
 
 enum Cause<'a> {
     Tls(&'a Rustls),
-    /// The name of an alert, where HTTP/2 has kept only the text of an error. In TLS 1.3 the controller
-    /// checks the worker's certificate after the worker has begun to send.
+    /// The name of an alert, where HTTP/2 has kept only the text of an error. In TLS 1.3 the
+    /// controller checks the worker's certificate after the worker has begun to send.
     Alert(String),
 }
 

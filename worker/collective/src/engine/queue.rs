@@ -107,9 +107,9 @@ impl Engine {
     }
 
     /// Starts a [`Collective::Refused`] in the place of each of `calls` that this rank has refused.
-    /// Otherwise this rank's next call would be summed with the call that the others make now. Ranks
-    /// that refuse the same call agree. It starts with the next step that has room, and has no
-    /// outcome.
+    /// Otherwise this rank's next call would be summed with the call that the others make now.
+    /// Ranks that refuse the same call agree. It starts with the next step that has room, and has
+    /// no outcome.
     pub fn refuse(&mut self, calls: usize) {
         self.refused += calls;
     }

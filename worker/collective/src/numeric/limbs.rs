@@ -191,7 +191,7 @@ fn class_of(x: f32) -> u32 {
     }
 }
 
-/// The sum of elements with infinities and NaNs, as `classes` counts them; `None` if there are none.
+/// The sum of infinities and NaNs, as `classes` counts them; `None` if there are none.
 fn special(classes: u32) -> Option<f32> {
     let has = |class: u32| classes & (class * 0xff) != 0;
     match (has(POSITIVE), has(NEGATIVE), has(NAN)) {
