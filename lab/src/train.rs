@@ -25,7 +25,7 @@ pub struct TrainSpec {
     /// Seed of the first weights and of the order of the data.
     pub seed: u64,
     /// Bits of a gradient that netsum sends, `32bit` or `16bit`.
-    pub width: &'static str,
+    pub wire: &'static str,
 }
 
 /// Which library sums. A job on the box has a name and a token.
@@ -84,7 +84,7 @@ impl Trainers {
             command.env("GLOO_SOCKET_IFNAME", Host::INTERFACE);
             // At most one core for each rank.
             command.env("OMP_NUM_THREADS", "1").env("PYTHONDONTWRITEBYTECODE", "1");
-            command.env("NETSUM_WIDTH", spec.width);
+            command.env("NETSUM_WIRE", spec.wire);
             if let Some((job, token)) = job {
                 command.env("NETSUM_CONTROLLER", cluster.workers().to_string());
                 command.env("NETSUM_JOB", job).env("NETSUM_TOKEN", token);

@@ -28,7 +28,7 @@ class _Buffer(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 _Array = _Buffer | _DLPack
-_Width = Literal["32bit", "16bit"]
+_Wire = Literal["32bit", "16bit"]
 _Op = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 class Report:
@@ -64,7 +64,7 @@ class Communicator:
     def close(self) -> None: ...
     def split(self, color: int | None, key: int = 0) -> Communicator | None: ...
     def all_reduce(
-        self, array: _Array | Sequence[_Array], op: _Op = "sum", *, width: _Width | None = None
+        self, array: _Array | Sequence[_Array], op: _Op = "sum", *, wire: _Wire | None = None
     ) -> Report: ...
     def all_reduce_async(
         self,
@@ -72,7 +72,7 @@ class Communicator:
         op: _Op = "sum",
         *,
         tag: int = 0,
-        width: _Width | None = None,
+        wire: _Wire | None = None,
     ) -> Work: ...
     def reduce(self, array: _Array, root: int | None, op: _Op = "sum") -> Report: ...
     def reduce_async(
@@ -109,7 +109,7 @@ def init(
     ip: str | Sequence[str] | None = None,
     peers: str | Sequence[str] | None = None,
     transport: Literal["auto", "udp", "xdp", "verbs"] | None = None,
-    width: _Width | None = None,
+    wire: _Wire | None = None,
     timeout: float | None = None,
     connect_timeout: float | None = None,
     **settings: object,

@@ -14,7 +14,7 @@ if something is missing.
     peers                        without a box: the addresses of all ranks, separated by commas
     mtu, message_size, window, rings    with peers: the job's properties, the same at all ranks
     transport                    auto, udp, xdp or verbs
-    width                        32bit or 16bit: bits of a float in long sums; default: its own
+    wire                         32bit or 16bit: bits of a float in long sums; default: its own
     hierarchy                    auto, on or off: one host's ranks add long sums before they send
     secret                       16 random characters or more, the same at all ranks: seals sums
     secret_file                  a file with that, which only its user and group can open

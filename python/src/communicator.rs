@@ -40,7 +40,7 @@ pub struct Communicator {
     #[pyo3(get)]
     /// Ranks of the job.
     ranks: u32,
-    width: Option<Width>,
+    wire: Option<Width>,
     /// The process that connected. In a forked one a thread that does not exist there may hold a
     /// lock.
     process: u32,
@@ -113,7 +113,7 @@ fn made(
         match py.detach(move || answer.recv_timeout(SIGNALS)) {
             Ok(Ok(None)) => return Ok(None),
             Ok(Ok(Some(comm))) => {
-                let (rank, ranks, width) = (comm.rank(), comm.ranks(), comm.width());
+                let (rank, ranks, wire) = (comm.rank(), comm.ranks(), comm.width());
                 let fallen_back = (has_box && ranks > 1).then(AtomicBool::default);
                 let warned = Arc::new(Warned { fallen_back, underflow: AtomicBool::default() });
                 return Ok(Some(Communicator {
@@ -121,7 +121,7 @@ fn made(
                     inner: Mutex::new(Some(comm)),
                     rank,
                     ranks,
-                    width,
+                    wire,
                     process: std::process::id(),
                     warned,
                 }));
@@ -169,25 +169,24 @@ struct Begin {
     first: Duration,
     /// A number that must be the same at all ranks.
     tag: u32,
-    /// Instead of the setting `width`.
-    width: Option<Width>,
+    /// Instead of the setting `wire`.
+    wire: Option<Width>,
 }
 
 impl Begin {
-    fn with_width(self, py: Python<'_>, width: Option<&str>) -> PyResult<Self> {
-        let parsed = width.map(str::parse).transpose();
-        let wrong =
-            |e: String| argument(py, &format!("width {:?}: {e}", width.unwrap_or_default()));
-        Ok(Self { width: parsed.map_err(wrong)?, ..self })
+    fn with_wire(self, py: Python<'_>, wire: Option<&str>) -> PyResult<Self> {
+        let parsed = wire.map(str::parse).transpose();
+        let wrong = |e: String| argument(py, &format!("wire {:?}: {e}", wire.unwrap_or_default()));
+        Ok(Self { wire: parsed.map_err(wrong)?, ..self })
     }
 }
 
 /// A call that waits: an operation that completes soon wakes no other thread.
-const BLOCKING: Begin = Begin { first: Duration::from_millis(1), tag: 0, width: None };
+const BLOCKING: Begin = Begin { first: Duration::from_millis(1), tag: 0, wire: None };
 
 /// A call that does not wait.
 const fn in_flight(tag: u32) -> Begin {
-    Begin { first: Duration::ZERO, tag, width: None }
+    Begin { first: Duration::ZERO, tag, wire: None }
 }
 
 /// Marks an error that has been announced to the other ranks, or need not be.
@@ -244,7 +243,7 @@ impl Communicator {
     fn work<B: Send>(
         &self,
         py: Python<'_>,
-        Begin { first, tag, width }: Begin,
+        Begin { first, tag, wire }: Begin,
         start: impl FnOnce(&mut Inner) -> Result<Pending<B>, Error> + Send,
     ) -> PyResult<Work> {
         let mut start = Some(start);
@@ -256,7 +255,7 @@ impl Communicator {
                 };
                 comm.wait_first(first);
                 comm.set_tag(tag);
-                comm.set_width(width.or(self.width));
+                comm.set_width(wire.or(self.wire));
                 start(comm)
                     .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });
@@ -323,10 +322,10 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         op: &str,
         begin: Begin,
-        width: Option<&str>,
+        wire: Option<&str>,
     ) -> PyResult<Work> {
         let py = array.py();
-        let begin = match begin.with_width(py, width) {
+        let begin = match begin.with_wire(py, wire) {
             Ok(begin) => begin,
             Err(error) => return self.call(py, || Err(error)),
         };
@@ -421,28 +420,28 @@ impl Communicator {
     /// average ("avg", of floats), "min", "max", product ("prod"), or bitwise "band", "bor" or
     /// "bxor" (of integers and bool). The same bits at every rank. A list of arrays of one dtype is
     /// reduced as if they were concatenated, in one operation: use it for many small arrays.
-    /// `width`, "32bit" or "16bit", is the number of bits of a float on the links in a sum of over
+    /// `wire`, "32bit" or "16bit", is the number of bits of a float on the links in a sum of over
     /// 4,096 of them, instead of the setting of that name.
-    #[pyo3(signature = (array, op="sum", *, width=None))]
+    #[pyo3(signature = (array, op="sum", *, wire=None))]
     fn all_reduce(
         &self,
         array: &Bound<'_, PyAny>,
         op: &str,
-        width: Option<&str>,
+        wire: Option<&str>,
     ) -> PyResult<Report> {
-        self.start_all_reduce(array, op, BLOCKING, width)?.wait(array.py(), None)
+        self.start_all_reduce(array, op, BLOCKING, wire)?.wait(array.py(), None)
     }
 
     /// As all_reduce, in flight.
-    #[pyo3(signature = (array, op="sum", *, tag=0, width=None))]
+    #[pyo3(signature = (array, op="sum", *, tag=0, wire=None))]
     fn all_reduce_async(
         &self,
         array: &Bound<'_, PyAny>,
         op: &str,
         tag: u32,
-        width: Option<&str>,
+        wire: Option<&str>,
     ) -> PyResult<Work> {
-        self.start_all_reduce(array, op, in_flight(tag), width)
+        self.start_all_reduce(array, op, in_flight(tag), wire)
     }
 
     /// As all_reduce, but only rank `root` gets the result. None is all ranks.

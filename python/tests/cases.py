@@ -622,7 +622,7 @@ def refused_alone():
         lambda c: c.all_reduce([numpy.ones(4, f), numpy.ones(4, i)]),
         lambda c: c.all_reduce(numpy.ones(4, i), "avg"),
         lambda c: c.all_reduce_async(numpy.ones(4, i), "mean"),
-        lambda c: c.all_reduce(numpy.ones(4, f), width="16"),
+        lambda c: c.all_reduce(numpy.ones(4, f), wire="16"),
         lambda c: c.reduce(numpy.ones(4, i), -1),
         lambda c: c.broadcast(numpy.ones(4, i), 9),
         lambda c: c.broadcast_async(numpy.ones(4, i), -1),

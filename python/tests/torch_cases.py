@@ -229,19 +229,19 @@ def half():
         bytes_sent = lambda: sum(comm.statistics()[way] for way in ("box_bytes", "ring_bytes"))
         before = bytes_sent()
         halves = ((torch.bfloat16, None), (torch.float16, None), (torch.float32, "16bit"))
-        for dtype, width in halves:
+        for dtype, wire in halves:
             for op in ("sum", "avg"):
                 x = torch.linspace(-1, 1, 20_000).to(dtype)
                 expected = x.float() * (comm.ranks if op == "sum" else 1)
-                comm.all_reduce(x, op, width=width)
+                comm.all_reduce(x, op, wire=wire)
                 error = (x.float() - expected).abs().max().item()
                 assert error < comm.ranks / 128, (dtype, op, error)
         took = bytes_sent() - before
         assert took < 6 * 20_000 * 2 * 2.2, took
         sent = []
-        for width in (None, "16bit"):
+        for wire in (None, "16bit"):
             ddp = DistributedDataParallel(torch.nn.Linear(200, 200))
-            ddp.register_comm_hook(netsum.torch.HookState(comm, ddp, width), netsum.torch.comm_hook)
+            ddp.register_comm_hook(netsum.torch.HookState(comm, ddp, wire), netsum.torch.comm_hook)
             before = bytes_sent()
             ddp(torch.linspace(0, 1, 200)).sum().backward()
             sent.append(bytes_sent() - before)

@@ -13,10 +13,10 @@ const STEPS: usize = 40;
 /// usual.
 const CLOSE: f64 = 1e-5;
 
-fn train(cluster: &Cluster, summer: SumBackend<'_>, width: &'static str) -> Trained {
+fn train(cluster: &Cluster, summer: SumBackend<'_>, wire: &'static str) -> Trained {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/python/debian/bin/python");
     assert!(python.exists(), "no {}: `cargo xtask test train` makes it", python.display());
-    let spec = TrainSpec { python, model: "mlp".to_owned(), steps: STEPS, seed: 1, width };
+    let spec = TrainSpec { python, model: "mlp".to_owned(), steps: STEPS, seed: 1, wire };
     let mut trainers = Trainers::start(cluster, &spec, summer)
         .unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.daemon_log()));
     let trained =
@@ -58,7 +58,7 @@ fn box_training_matches_gloo_and_is_reproducible() {
 fn training_in_16_bits_takes_half_the_bytes_and_learns_as_well() {
     let cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("half", RANKS as u32)).unwrap();
-    let by_box = |width| train(&cluster, SumBackend::Hook("half", &token), width);
+    let by_box = |wire| train(&cluster, SumBackend::Hook("half", &token), wire);
     let (half, again, full) = (by_box("16bit"), by_box("16bit"), by_box("32bit"));
     assert_eq!(half.weights, again.weights);
     let bytes = |trained: &Trained| trained.statistics[0]["box_bytes"].as_f64().unwrap();

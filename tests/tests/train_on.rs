@@ -32,7 +32,7 @@ fn the_hook_continues_by_the_ring_when_the_daemon_dies_in_mid_training() {
     let mut cluster = Cluster::start(LabSpec::hosts(RANKS)).unwrap();
     let token = cluster.create_job(&JobSpec::new("hook", RANKS as u32)).unwrap();
     let spec =
-        TrainSpec { python: python(), model: "cnn".to_owned(), steps: 30, seed: 1, width: "32bit" };
+        TrainSpec { python: python(), model: "cnn".to_owned(), steps: 30, seed: 1, wire: "32bit" };
     let mut trainers = Trainers::start(&cluster, &spec, SumBackend::Hook("hook", &token)).unwrap();
     let kill = |step, _| if step == 10 { cluster.kill_daemon() } else { Ok(()) };
     let trained = trainers.train(kill).unwrap_or_else(|e| panic!("{e:#}"));

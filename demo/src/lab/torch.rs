@@ -107,7 +107,7 @@ fn train(
         model: model.to_owned(),
         steps: args.steps,
         seed: args.seed,
-        width: "32bit",
+        wire: "32bit",
     };
     let mut trainers = Trainers::start(cluster, &spec, summer)?;
     interrupt::check()?;

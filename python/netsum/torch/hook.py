@@ -19,12 +19,12 @@ class HookState:
     """The communicator of `comm_hook`, for one model.
 
     The communicator sums over all ranks. So the model's group must have all ranks in their order;
-    a hook cannot find out its model's group by itself. `width`, "32bit" or "16bit", is the number
+    a hook cannot find out its model's group by itself. `wire`, "32bit" or "16bit", is the number
     of bits of a gradient on the links; the default is that of its type.
     """
 
     def __init__(
-        self, comm: Communicator, model: DistributedDataParallel, width: "str | None" = None
+        self, comm: Communicator, model: DistributedDataParallel, wire: "str | None" = None
     ):
         if not isinstance(comm, Communicator):
             raise ArgumentError(
@@ -48,9 +48,9 @@ class HookState:
                 f"the model's group has {group} of {world} ranks, or another order of them, but "
                 "netsum sums over all: leave its gradients to the group's own backend"
             )
-        if width not in (None, "32bit", "16bit"):
-            raise ArgumentError(f"width {width!r}: must be 32bit or 16bit")
-        self.comm, self.width = comm, width
+        if wire not in (None, "32bit", "16bit"):
+            raise ArgumentError(f"wire {wire!r}: must be 32bit or 16bit")
+        self.comm, self.wire = comm, wire
         self._staging: "Staging | None" = None
 
     @property
@@ -95,7 +95,7 @@ def _start(state: HookState) -> Callable[[list[torch.Tensor]], Handle]:
     def start(gradients: list[torch.Tensor]) -> Handle:
         bucket_sum = Reduced(gradients[0], "avg")
         work = state.comm.all_reduce_async(
-            bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag(), width=state.width
+            bucket_sum.given, bucket_sum.op, tag=bucket_sum.tag(), wire=state.wire
         )
         return Handle().follow(
             lambda then: completed(state.comm, work, then), bucket_sum.finished

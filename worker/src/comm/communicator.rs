@@ -90,7 +90,7 @@ impl Communicator {
         }
         let session = Session::new(config.clone())?;
         let (shape, transport_name, width) =
-            (session.shape, session.transport_name.clone(), config.width);
+            (session.shape, session.transport_name.clone(), config.wire);
         // Ranks for which they are off take part in the agreement: the ranks' settings may differ.
         let may_be_hierarchical = ranks > 2
             && config.inter_host_ring.is_none()
@@ -261,7 +261,7 @@ impl Communicator {
     /// 16, which takes half the bytes, or if `None` in their own. In 16 bits a float keeps, sign
     /// included, 16 bits less those that the ranks' number needs: 14 with 4 ranks, 10 with 64, below
     /// the largest float of its block of 1,024. They are rounded at random, so that sums are right on
-    /// the average. It must be the same at all ranks. [`CommConfig::width`] is what it is at first.
+    /// the average. It must be the same at all ranks. [`CommConfig::wire`] is what it is at first.
     pub fn set_width(&mut self, width: Option<Width>) {
         self.width = width;
     }

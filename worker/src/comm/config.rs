@@ -36,7 +36,7 @@ pub struct CommConfig {
     /// TLS to the controller; unencrypted when `None`.
     pub tls: Option<Tls>,
     /// See [`set_width`](super::Communicator::set_width). Must be the same at all ranks.
-    pub width: Option<Width>,
+    pub wire: Option<Width>,
     /// Must be the same at all ranks.
     pub hierarchy: Hierarchy,
     /// [Seals](netsum_collective::seal) all sums and messages, so that box and network can neither
@@ -208,7 +208,7 @@ impl CommConfig {
             timeout,
             connect_timeout,
             tls: None,
-            width: None,
+            wire: None,
             hierarchy: Hierarchy::default(),
             secret: None,
             inter_host_ring: None,

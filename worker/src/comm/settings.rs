@@ -36,7 +36,7 @@ const SETTINGS: [&str; 25] = [
     "window",
     "rings",
     "transport",
-    "width",
+    "wire",
     "hierarchy",
     "secret",
     "secret_file",
@@ -79,7 +79,7 @@ const WELL_KNOWN: &str = "netsum";
 /// | `mtu`, `message_size`, `window`, `rings` | with `peers`: the job's properties, the same at all
 /// ranks |
 /// | `transport` | `auto`, `udp`, `xdp` or `verbs` |
-/// | `width` | `32bit` or `16bit`: bits of a float in sums of over 4,096; default: its own |
+/// | `wire` | `32bit` or `16bit`: bits of a float in sums of over 4,096; default: its own |
 /// | `hierarchy` | `auto`, `on` or `off`: see [`Hierarchy`] |
 /// | `secret` | at least 16 random characters, the same at all ranks: seals all sums |
 /// | `secret_file` | a file with that, which only its user and group can open |
@@ -145,8 +145,8 @@ impl Settings {
             Some(text) => text.parse().map_err(|e: String| wrong("hierarchy", text, &e))?,
             None => Hierarchy::default(),
         };
-        let width = match self.get("width") {
-            Some(text) => Some(text.parse::<Width>().map_err(|e| wrong("width", text, &e))?),
+        let wire = match self.get("wire") {
+            Some(text) => Some(text.parse::<Width>().map_err(|e| wrong("wire", text, &e))?),
             None => None,
         };
         let secret = self.secret()?;
@@ -161,7 +161,7 @@ impl Settings {
         let connect_timeout = self.seconds("connect_timeout", usual.connect_timeout)?;
         let group = self.get("group").map(str::to_owned);
         let usual = CommConfig { transport, retry, group, tls, timeout, connect_timeout, ..usual };
-        Ok(CommConfig { width, hierarchy, secret, ..usual })
+        Ok(CommConfig { wire, hierarchy, secret, ..usual })
     }
 
     fn secret(&self) -> Result<Option<Secret>, Error> {

@@ -95,12 +95,12 @@ impl Communicator {
         let split = self.splits;
         self.splits += 1;
         let found = group(&choices, self.rank() as usize, split);
-        let (width, config) = (self.width(), &self.config);
+        let (wire, config) = (self.width(), &self.config);
         Ok(found.map(|Group { name, rank, ranks }| CommConfig {
             rank,
             ranks,
             group: Some(name),
-            width,
+            wire,
             ..config.clone()
         }))
     }

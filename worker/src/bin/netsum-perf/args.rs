@@ -103,8 +103,8 @@ pub struct Options {
     #[arg(short = 'd', long, default_value = "f32", value_parser = type_parser())]
     pub dtype: Dtype,
     /// Bits of a float in sums of over 4,096, 32bit or 16bit. Default: those of the type.
-    #[arg(long, env = "NETSUM_WIDTH")]
-    pub width: Option<Width>,
+    #[arg(long, env = "NETSUM_WIRE")]
+    pub wire: Option<Width>,
     /// Whether ranks of one host add their data before they send it: auto, on or off.
     #[arg(long, env = "NETSUM_HIERARCHY", default_value = "auto")]
     pub hierarchy: Hierarchy,
@@ -252,7 +252,7 @@ impl Options {
                 .tls_ca
                 .clone()
                 .map(|ca| Tls { ca, identity: self.tls_cert.clone().zip(self.tls_key.clone()) }),
-            width: self.width,
+            wire: self.wire,
             hierarchy: self.hierarchy,
             ..CommConfig::new(self.rank, self.ranks, self.ip, bootstrap)
         })

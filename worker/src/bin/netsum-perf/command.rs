@@ -94,7 +94,7 @@ impl Kind {
     /// Whether the command has this option, which is named by its field in `Options`.
     pub fn takes(self, option: &str) -> bool {
         match option {
-            "op" | "width" => self.reduces(),
+            "op" | "wire" => self.reduces(),
             "root" => self.has_root(),
             "tensors" => self == Self::AllReduce,
             "begin" | "end" | "factor" | "dtype" | "inflight" | "check" => self != Self::Barrier,

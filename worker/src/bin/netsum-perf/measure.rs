@@ -25,8 +25,8 @@ pub fn run<T: Input>(collective: &'static Collective, options: &Options) -> Resu
     let mut total = 0;
     for count in counts {
         let (rank, ranks, layout) = (comm.rank(), comm.ranks(), comm.layout());
-        let Options { op, root, width, .. } = *options;
-        let kind = collective.kind;
+        let Options { op, root, wire, .. } = *options;
+        let (kind, width) = (collective.kind, wire);
         let call = RankCall { kind, rank, ranks, op, root, layout, width, count };
         let measured = one_size::<T>(&mut comm, options, &call)
             .with_context(|| format!("{} of {count} elements of {}", collective.name, T::DTYPE))?;
