@@ -259,7 +259,11 @@ fn every_cause_of_a_hang_is_named() {
         &["no packet has arrived since PSN 0x3000, ", "index 1 (PSN 0x3001) is missing"],
     );
     // Rank 2 sends only old packets: it is slow, or its new packets get lost.
-    assert_finding(&app.diagnose_while(2, Some(&right)), Some(2), &["is slow or loses packets"]);
+    assert_finding(
+        &app.diagnose_while(2, Some(&right)),
+        Some(2),
+        &["is slow, or its packets are lost"],
+    );
     // Rank 2 received no result and keeps retransmitting, while nothing is pending.
     app.send(2, &TapRing::fragment(2, 3, 1));
     app.taken(6);
