@@ -14,6 +14,7 @@
 //! | [`lanes`] | the check lanes of verified sums |
 //! | [`unmanaged`] | connection numbers without a daemon |
 //! | [`size`] | sizes in bytes as text |
+//! | [`float`] | float lanes: order-independent sums of f32 |
 //! | [`defaults`] | defaults of a job |
 //!
 //! Nothing here may read a clock, a socket or a map.
@@ -22,6 +23,7 @@
 pub mod abi;
 pub mod counters;
 pub mod defaults;
+pub mod float;
 pub mod icrc;
 pub mod lanes;
 pub mod limits;
