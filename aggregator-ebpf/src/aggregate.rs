@@ -15,7 +15,7 @@ use crate::classify::refused;
 use crate::packet::Packet;
 use crate::payload::{self, Op, SumAddress, UDP_CHECKSUM_LEN};
 use crate::trace::{self, FlowRef};
-use crate::{Dispatch, maps, output, saved};
+use crate::{Dispatch, float, maps, output, saved};
 
 /// Checks a contribution, runs the slot machine and carries out its verdict.
 #[inline(always)]
@@ -57,7 +57,7 @@ fn contribute(ctx: &XdpContext, c: &Contribution, flow: &mut Flow) -> Option<u32
     let address = SumAddress {
         ring: c.flow_ref.ring,
         slot: c.flow_ref.index & (c.ring.slots - 1),
-        mtu: c.ring.mtu,
+        bytes: c.ring.sum_bytes(),
     };
     if c.ring.flags & ring_flags::RELAXED != 0 {
         relaxed_advance(c.flow_ref.ring);
@@ -144,14 +144,18 @@ fn sum(
     address: &SumAddress,
 ) -> Option<()> {
     let (at, len) = (c.frame.payload(), c.len);
-    if verdict.payload_is(Payload::Copy) {
-        payload::apply(ctx, Op::Store, at, len, address)?;
-    }
-    if verdict.payload_is(Payload::Add) {
-        payload::apply(ctx, Op::Add, at, len, address)?;
-    }
-    if verdict.completed() || verdict.leaves() {
-        payload::apply(ctx, Op::Load, at, len, address)?;
+    if c.ring.flags & ring_flags::FLOAT != 0 {
+        float::apply(ctx, verdict, at, len, slot, address)?;
+    } else {
+        if verdict.payload_is(Payload::Copy) {
+            payload::apply(ctx, Op::Store, at, len, address)?;
+        }
+        if verdict.payload_is(Payload::Add) {
+            payload::apply(ctx, Op::Add, at, len, address)?;
+        }
+        if verdict.completed() || verdict.leaves() {
+            payload::apply(ctx, Op::Load, at, len, address)?;
+        }
     }
     if verdict.completed() {
         slot.crc = payload::crc(ctx, at, len, 0)?;

@@ -23,6 +23,7 @@ pub mod aggregate;
 pub mod check;
 pub mod classify;
 pub mod egress;
+pub mod float;
 pub mod guard;
 pub mod in_band;
 pub mod maps;

@@ -12,6 +12,7 @@ use aya_ebpf::macros::btf_map;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::*;
 use netsum_common::counters::{COUNTERS as COUNTERS_PER_RING, Counter};
+use netsum_common::float::Table;
 use netsum_common::icrc::Lagged;
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
@@ -76,6 +77,11 @@ static SUMS_1536: ArrayOfMaps<InnerArray<[u64; 192], 1536>, RINGS_LEN> = ArrayOf
 static SUMS_2048: ArrayOfMaps<InnerArray<[u64; 256], 2048>, RINGS_LEN> = ArrayOfMaps::new();
 #[btf_map]
 static SUMS_3328: ArrayOfMaps<InnerArray<[u64; 416], 3328>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static SUMS_4096: ArrayOfMaps<InnerArray<[u64; 512], 4096>, RINGS_LEN> = ArrayOfMaps::new();
+#[btf_map]
+static FLOAT_TABLES: ArrayOfMaps<InnerArray<Table, { size_of::<Table>() }>, RINGS_LEN> =
+    ArrayOfMaps::new();
 #[btf_map]
 static SAVED_HEADERS: ArrayOfMaps<
     InnerArray<SavedHeader, { size_of::<SavedHeader>() }>,
@@ -273,6 +279,18 @@ pub fn sum_2048(ring: u32, slot: u32) -> Option<*mut [u64; 256]> {
 #[inline(always)]
 pub fn sum_3328(ring: u32, slot: u32) -> Option<*mut [u64; 416]> {
     SUMS_3328.get(ring)?.get_ptr_mut(slot)
+}
+
+/// A slot's sum, in a ring with sums of 4096 bytes.
+#[inline(always)]
+pub fn sum_4096(ring: u32, slot: u32) -> Option<*mut [u64; 512]> {
+    SUMS_4096.get(ring)?.get_ptr_mut(slot)
+}
+
+/// The table of a ring of floats.
+#[inline(always)]
+pub fn float_table(ring: u32) -> Option<*const Table> {
+    FLOAT_TABLES.get(ring)?.get_ptr_mut(0).map(|table| table.cast_const())
 }
 
 /// The header saved for a slot and rank.

@@ -23,15 +23,15 @@ const HEADERS_V4: usize = Ipv4Hdr::LEN + UdpHdr::LEN + BTH_LEN;
 const CELL_LANES: usize = CELL_LEN / 4;
 /// What is left behind the last cell is processed in groups, then lane by lane. Path MTUs are
 /// multiples of a group.
-const GROUP_LEN: usize = MTU_STEP as usize;
-const GROUP_LANES: usize = GROUP_LEN / 4;
+pub(crate) const GROUP_LEN: usize = MTU_STEP as usize;
+pub(crate) const GROUP_LANES: usize = GROUP_LEN / 4;
 /// From this length on [`Lagged`] is faster, by `cargo xtask bench dataplane`.
 const LAGGED_LEN: usize = 3 * CELL_LEN;
 
 /// Covers every payload offset; the verifier takes the bound from here.
-const OFFSET_MASK: u32 = 127;
+pub(crate) const OFFSET_MASK: u32 = 127;
 /// Covers every payload length.
-const LEN_MASK: u32 = 4095;
+pub(crate) const LEN_MASK: u32 = 4095;
 /// The bits that a length in lanes can have; the verifier takes the bound from here.
 pub const LEN_BITS: usize = 0xffc;
 /// Covers both offsets of an IP header.
@@ -44,7 +44,7 @@ const _: () = assert!(MAX_HEADERS <= OFFSET_MASK as usize && MAX_MTU <= LEN_MASK
 /// offset and a multiple of [`CELL_LEN`] together by OR, of which the verifier of Linux 6.1 does
 /// not know the bounds (kernel/bpf/verifier.c, `adjust_scalar_min_max_vals`).
 #[inline(always)]
-fn bounded(number: u32, mask: u32) -> usize {
+pub(crate) fn bounded(number: u32, mask: u32) -> usize {
     opaque((number & mask) as usize)
 }
 
@@ -82,7 +82,7 @@ pub fn crc(ctx: &XdpContext, at: usize, len: usize, state: u32) -> Option<u32> {
 /// The result of a global function. It fits 32 bits; the verifier does not know that, so the
 /// compiler must not use it either.
 #[inline(always)]
-fn returned(state: u64) -> Option<u32> {
+pub(crate) fn returned(state: u64) -> Option<u32> {
     let state = opaque(state as usize) as u64;
     if state == FAILED { None } else { Some(state as u32) }
 }
@@ -90,8 +90,7 @@ fn returned(state: u64) -> Option<u32> {
 /// Applies an operation to `len` bytes at offset `at` of the packet and a slot's sum.
 #[inline(always)]
 pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, sum: &SumAddress) -> Option<()> {
-    // One number: a global function takes at most five arguments.
-    let packed = (sum_size(sum.mtu) as u32) << 24 | (at as u32) << 16 | len as u32;
+    let packed = packed(at, len, sum);
     let result = match op {
         Op::Store => payload_store(ctx.ctx, packed, sum.ring, sum.slot),
         Op::Add => payload_add(ctx.ctx, packed, sum.ring, sum.slot),
@@ -100,17 +99,24 @@ pub fn apply(ctx: &XdpContext, op: Op, at: usize, len: usize, sum: &SumAddress) 
     if result == 0 { Some(()) } else { None }
 }
 
+/// Size of the sum, offset and length of the payload in one number: a global function takes at most
+/// five arguments.
+#[inline(always)]
+pub fn packed(at: usize, len: usize, sum: &SumAddress) -> u32 {
+    (sum_size(sum.bytes) as u32) << 24 | (at as u32) << 16 | len as u32
+}
+
 /// Where a sum is.
 pub struct SumAddress {
     /// Ring number.
     pub ring: u32,
     pub slot: u32,
-    /// The ring's path MTU.
-    pub mtu: u32,
+    /// Bytes of the ring's largest sum.
+    pub bytes: u32,
 }
 
 /// Result of the global functions if a payload does not fit its packet or a map lacks the value.
-const FAILED: u64 = u64::MAX;
+pub(crate) const FAILED: u64 = u64::MAX;
 
 /// ICRC state after the headers that `frame` describes.
 #[inline(always)]
@@ -456,7 +462,7 @@ pub enum Op {
 }
 
 impl Op {
-    const fn from_number(op: u8) -> Self {
+    pub(crate) const fn from_number(op: u8) -> Self {
         match op {
             0 => Self::Store,
             1 => Self::Add,

@@ -7,7 +7,7 @@ use crate::wire::in_band::JOB_HEADER_LEN;
 use crate::wire::{ICRC_LEN, InBandToken, MAX_HEADERS};
 
 /// Version of everything in this module, of [`crate::counters`] and of the map names.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 
 pub use crate::limits::*;
 pub use crate::ring::{Fragments, Messages, RingConfig, RingNumber, ring_flags};
@@ -28,7 +28,10 @@ pub mod maps {
     pub const SLOTS: &str = "SLOTS";
     /// Arrays of maps, in the order of [`super::SUM_SIZES`]: ring to array of sums, in
     /// little-endian words as on the wire.
-    pub const SUMS: [&str; 5] = ["SUMS_512", "SUMS_1024", "SUMS_1536", "SUMS_2048", "SUMS_3328"];
+    pub const SUMS: [&str; 6] =
+        ["SUMS_512", "SUMS_1024", "SUMS_1536", "SUMS_2048", "SUMS_3328", "SUMS_4096"];
+    /// Array of maps, ring of floats to array of one [`crate::float::Table`].
+    pub const FLOAT_TABLES: &str = "FLOAT_TABLES";
     /// Array of maps, ring to array of [`super::SavedHeader`], `slot * members + member`.
     pub const SAVED_HEADERS: &str = "SAVED_HEADERS";
     /// Array of maps, ring to device map with the port of each member, in order.
@@ -73,7 +76,7 @@ pub mod maps {
     /// Program array of one: [`super::programs::AGGREGATE_INLINE`], or nothing.
     pub const TAIL_CALLS: &str = "TAIL_CALLS";
     /// All of them.
-    pub const ALL: [&str; 30] = [
+    pub const ALL: [&str; 32] = [
         OWNERS,
         FLOWS,
         RINGS,
@@ -84,6 +87,8 @@ pub mod maps {
         SUMS[2],
         SUMS[3],
         SUMS[4],
+        SUMS[5],
+        FLOAT_TABLES,
         SAVED_HEADERS,
         RING_PORTS,
         UPLINKS,
@@ -600,7 +605,7 @@ const _: () = {
     assert!(size_of::<InBandJob>() == 16);
     assert!(size_of::<ClaimKey>() == 16);
     assert!(size_of::<Claim>() == 104);
-    assert!(size_of::<RingConfig>() == 24);
+    assert!(size_of::<RingConfig>() == 28);
     assert!(size_of::<SavedHeader>() == 112);
     assert!(MAX_HEADERS <= 13 * 8);
     assert!(size_of::<EgressKey>() == 8);
@@ -618,9 +623,9 @@ const _: () = {
 
 /// Memory of a ring on the box in bytes: slots x (sum + ranks x saved headers), and the slots'
 /// own state.
-pub const fn ring_memory(slots: u32, mtu: u32, ranks: u32) -> u64 {
+pub const fn ring_memory(slots: u32, sum_bytes: u32, ranks: u32) -> u64 {
     slots as u64
-        * (sum_len(mtu) as u64
+        * (sum_len(sum_bytes) as u64
             + ranks as u64 * size_of::<SavedHeader>() as u64
             + size_of::<crate::slot::Slot>() as u64)
 }
@@ -681,4 +686,6 @@ mod pod {
     unsafe impl aya::Pod for crate::slot::RingState {}
     // SAFETY: as above; its size is asserted beside it.
     unsafe impl aya::Pod for crate::timing::Timing {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::float::Table {}
 }

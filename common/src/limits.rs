@@ -40,13 +40,15 @@ pub const MIN_MTU: u32 = 256;
 /// Path MTUs are multiples of this. Adapters take only powers of two (`enum ibv_mtu` of
 /// libibverbs).
 pub const MTU_STEP: u32 = 64;
-/// Sizes of sums, each in maps of its own: a ring takes the smallest that fits its path MTU.
-pub const SUM_SIZES: [u32; 5] = [512, 1024, 1536, 2048, 3328];
-const _: () = assert!(SUM_SIZES[4] as usize == MAX_MTU);
+/// The largest path MTU of a ring of floats, whose sums take twice the payload.
+pub const MAX_FLOAT_MTU: u32 = 2048;
+/// Sizes of sums, each in maps of its own: a ring takes the smallest that fits its sums.
+pub const SUM_SIZES: [u32; 6] = [512, 1024, 1536, 2048, 3328, 4096];
+const _: () = assert!(SUM_SIZES[4] as usize == MAX_MTU && SUM_SIZES[5] == 2 * MAX_FLOAT_MTU);
 
-/// Bytes of a sum in a ring of this path MTU.
-pub const fn sum_len(mtu: u32) -> u32 {
-    SUM_SIZES[sum_size(mtu)]
+/// Bytes of memory for a sum of this many bytes.
+pub const fn sum_len(bytes: u32) -> u32 {
+    SUM_SIZES[sum_size(bytes)]
 }
 
 /// Whether a job may have this path MTU.
@@ -54,19 +56,21 @@ pub const fn is_mtu(mtu: u32) -> bool {
     mtu >= MIN_MTU && mtu as usize <= MAX_MTU && mtu.is_multiple_of(MTU_STEP)
 }
 
-/// Index into [`SUM_SIZES`] for a ring of this path MTU.
+/// Index into [`SUM_SIZES`] for sums of this many bytes.
 #[inline(always)]
-pub const fn sum_size(mtu: u32) -> usize {
-    if mtu <= SUM_SIZES[0] {
+pub const fn sum_size(bytes: u32) -> usize {
+    if bytes <= SUM_SIZES[0] {
         0
-    } else if mtu <= SUM_SIZES[1] {
+    } else if bytes <= SUM_SIZES[1] {
         1
-    } else if mtu <= SUM_SIZES[2] {
+    } else if bytes <= SUM_SIZES[2] {
         2
-    } else if mtu <= SUM_SIZES[3] {
+    } else if bytes <= SUM_SIZES[3] {
         3
-    } else {
+    } else if bytes <= SUM_SIZES[4] {
         4
+    } else {
+        5
     }
 }
 /// Most slaves of bonds on a box.
@@ -81,10 +85,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_mtu_has_the_smallest_sum_that_fits() {
-        for mtu in (0..=5000).filter(|mtu| is_mtu(*mtu)) {
-            let fits = SUM_SIZES.iter().filter(|size| **size >= mtu).min();
-            assert_eq!(Some(&sum_len(mtu)), fits, "{mtu}");
+    fn every_sum_has_the_smallest_size_that_fits() {
+        for bytes in 0..=2 * MAX_FLOAT_MTU {
+            let fits = SUM_SIZES.iter().filter(|size| **size >= bytes).min();
+            assert_eq!(Some(&sum_len(bytes)), fits, "{bytes}");
         }
         assert!(is_mtu(256) && is_mtu(1408) && is_mtu(3328));
         assert!(![0, 192, 1000, 3392, 4096].into_iter().any(is_mtu));

@@ -66,6 +66,8 @@ pub mod ring_flags {
     pub const GROUPS: u32 = 32;
     /// Some of its members have an entry in [`crate::abi::maps::HOPS`].
     pub const ROUTED: u32 = 64;
+    /// Lanes are f32, and each takes 64 bits of a sum.
+    pub const FLOAT: u32 = 128;
     /// Lowest bit of the mark that its sums carry towards the parent ([`crate::wire::GROUP_MARK`]).
     pub const GROUP_MARK_SHIFT: u32 = 8;
 }
@@ -87,4 +89,14 @@ pub struct RingConfig {
     pub mtu: u32,
     /// The CPU that serves it: index into the CPU map.
     pub cpu: u32,
+    /// Exponent of the LSB, if [`ring_flags::FLOAT`].
+    pub lsb: i32,
+}
+
+impl RingConfig {
+    /// Bytes of the largest sum.
+    #[inline(always)]
+    pub const fn sum_bytes(&self) -> u32 {
+        if self.flags & ring_flags::FLOAT == 0 { self.mtu } else { 2 * self.mtu }
+    }
 }

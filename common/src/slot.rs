@@ -86,6 +86,8 @@ impl Slot {
     /// In a relaxed ring: the last contribution followed a gap in its rank's packets. The bits from
     /// [`Slot::GAP_RANK_SHIFT`] on hold that rank.
     pub const PAST_GAP: u32 = 1024;
+    /// Lanes of a sum of floats are infinite or NaN. Set by those who add.
+    pub const NOT_FINITE: u32 = 2048;
     /// Lowest bit of that rank.
     pub const GAP_RANK_SHIFT: u32 = 16;
     /// Where the fragment is in its message.

@@ -43,7 +43,7 @@ fn layout() -> String {
         InBandJob { job ranks rings flags }
         ClaimKey { job ring rank ifindex }
         Claim { header connection psn len src_mac only }
-        RingConfig { flags members slots credit mtu cpu }
+        RingConfig { flags members slots credit mtu cpu lsb }
         SavedHeader { words len ip v6 }
         EgressKey { ring ifindex }
         EgressPort { count cursor ranks }

@@ -16,7 +16,7 @@ fn a_gap_is_seen_after_a_jump_over_acknowledged_packets() {
         slots: 32,
         credit: 16,
         mtu: 256,
-        cpu: 0,
+        ..RingConfig::default()
     };
     let mut state = RingState::default();
     let mut slots = vec![Slot::default(); 32];
@@ -49,7 +49,7 @@ fn results_that_no_connection_can_lack_are_not_replayed() {
         slots: 16,
         credit: 4,
         mtu: 256,
-        cpu: 0,
+        ..RingConfig::default()
     };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |index: u32, rank| {
@@ -78,7 +78,7 @@ fn a_sender_whose_stream_has_slipped_stops_the_ring() {
         slots: 16,
         credit: 8,
         mtu: 256,
-        cpu: 0,
+        ..RingConfig::default()
     };
     let (mut state, mut slots) = (RingState::default(), [Slot::default(); 16]);
     let mut at = |rank, index: u32, bounds| {
@@ -162,7 +162,7 @@ fn only_a_packet_that_says_so_is_a_total_and_only_to_a_box_below() {
         slots: 4,
         credit: 2,
         mtu: 256,
-        cpu: 0,
+        ..RingConfig::default()
     };
     let fragment = |rank, total| Fragment { rank, index: 0, len: 4, ce: false, total, bounds: 0 };
     let (mut state, mut slot) = (RingState::default(), Slot::default());

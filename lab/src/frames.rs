@@ -156,6 +156,51 @@ pub fn lanes(rank: u32, lanes: usize) -> Vec<u8> {
         .collect()
 }
 
+/// Test data of floats: most of them between 2^-27 and 2^13. If `any`, one in 16 has any bits, so
+/// that it may be infinite, NaN or out of range.
+pub fn floats(rank: u32, count: usize, any: bool) -> Vec<u8> {
+    let bits = lanes(rank, count);
+    bits.as_chunks::<4>()
+        .0
+        .iter()
+        .flat_map(|lane| {
+            let bits = u32::from_le_bytes(*lane).wrapping_mul(0xc2b2_ae35).rotate_left(15);
+            let usual = bits & 0x807f_ffff | (100 + bits.wrapping_mul(0x9e37_79b9) % 40) << 23;
+            (if any && bits % 16 == 0 { bits.rotate_left(7) } else { usual }).to_le_bytes()
+        })
+        .collect()
+}
+
+/// Sum of payloads of f32, lane by lane, rounded as a box with this LSB does, in f64 and i128. Also
+/// whether all lanes are finite.
+pub fn float_sum(lsb: i32, ranks: u32, payloads: &[Vec<u8>]) -> (Vec<u8>, bool) {
+    let unit = 2f64.powi(lsb);
+    let limit = 2f64.powi(63) / f64::from(ranks.next_power_of_two());
+    let mut all_finite = true;
+    let lane = |i: usize| {
+        let (mut finite, mut others) = (0i128, 0f32);
+        for payload in payloads {
+            let x = f32::from_le_bytes(payload.as_chunks().0[i]);
+            let quotient = f64::from(x) / unit;
+            if quotient.abs() < limit {
+                finite += quotient.round() as i128;
+            } else {
+                // NaN if signs differ.
+                others += x * f32::INFINITY;
+                all_finite = false;
+            }
+        }
+        let bits = match others {
+            0.0 => ((finite as f32) as f64 * unit) as f32,
+            _ if others.is_nan() => f32::from_bits(0x7fc0_0000),
+            infinite => infinite,
+        };
+        bits.to_le_bytes()
+    };
+    let sum = (0..payloads[0].len() / 4).flat_map(lane).collect();
+    (sum, all_finite)
+}
+
 /// Lane-by-lane sum of payloads, wrapping.
 pub fn sum(payloads: &[Vec<u8>]) -> Vec<u8> {
     let mut total = vec![0u32; payloads[0].len() / 4];

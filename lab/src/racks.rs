@@ -208,7 +208,7 @@ fn ring_spec(
         slots: abi::ring_slots(credit).context("too many slots")?,
         credit: credit.0,
         mtu: job.mtu,
-        cpu: 0,
+        ..RingConfig::default()
     };
     Ok(RingSpec { id: RingNumber(1 + ring), cpu: (number as u32 + ring) % 2, config })
 }

@@ -354,7 +354,7 @@ fn ring_message(
         active: job.state == State::Active,
         ranks: ring.config.members,
         mtu: ring.config.mtu,
-        memory: abi::ring_memory(ring.config.slots, ring.config.mtu, ring.config.members),
+        memory: abi::ring_memory(ring.config.slots, ring.config.sum_bytes(), ring.config.members),
         slots: ring.config.slots,
         slots_used: load.slots_used,
         low: load.low,

@@ -100,7 +100,14 @@ impl JobSpec {
         let credit = self.window.of(fragments).map_or(0, |credit| credit.0);
         let relaxed = if in_order { 0 } else { ring_flags::RELAXED };
         let ranks = self.member_count();
-        RingConfig { flags: self.flags() | relaxed, members: ranks, slots, credit, mtu, cpu: 0 }
+        RingConfig {
+            flags: self.flags() | relaxed,
+            members: ranks,
+            slots,
+            credit,
+            mtu,
+            ..RingConfig::default()
+        }
     }
 
     /// The rank that owns a member's connection, if ranks without boxes in levels are in order.

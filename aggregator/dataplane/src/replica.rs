@@ -304,12 +304,13 @@ fn copy_slots(
             used.push(slot);
         }
     }
-    match sum_size(config.mtu) {
+    match sum_size(config.sum_bytes()) {
         0 => copy_sums::<512>(plane, live, ring, &used),
         1 => copy_sums::<1024>(plane, live, ring, &used),
         2 => copy_sums::<1536>(plane, live, ring, &used),
         3 => copy_sums::<2048>(plane, live, ring, &used),
-        _ => copy_sums::<3328>(plane, live, ring, &used),
+        4 => copy_sums::<3328>(plane, live, ring, &used),
+        _ => copy_sums::<4096>(plane, live, ring, &used),
     }
 }
 

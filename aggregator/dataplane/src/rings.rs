@@ -6,9 +6,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{Array, DevMap, Map, MapData};
 use netsum_common::abi::{
-    self, EgressKey, EgressPort, Hop, HopKey, MAX_MTU, MAX_RANKS, MAX_RINGS, MIN_MTU, MTU_STEP,
-    RingConfig, RingNumber, SavedHeader, maps, ring_flags,
+    self, EgressKey, EgressPort, Hop, HopKey, MAX_FLOAT_MTU, MAX_MTU, MAX_RANKS, MAX_RINGS,
+    MIN_MTU, MTU_STEP, RingConfig, RingNumber, SavedHeader, maps, ring_flags,
 };
+use netsum_common::float::{LSB_MAX, LSB_MIN, Table};
 use netsum_common::slot::{RingState, Slot};
 use netsum_common::timing::Timing;
 use netsum_core::plane::RingSpec;
@@ -25,7 +26,7 @@ const BATCH: usize = 64;
 /// Numbers of entries in a ring's inner maps.
 struct Sizes {
     slots: u32,
-    mtu: u32,
+    sum_bytes: u32,
     headers: u32,
     ports: u32,
 }
@@ -37,12 +38,13 @@ impl BpfDataPlane {
             let mut sizes = Vec::new();
             for ring in some {
                 let config = self.config(ring)?;
-                let RingConfig { slots, mtu, members: ranks, .. } = config;
+                let RingConfig { slots, members: ranks, .. } = config;
                 let ports = ranks - has_parent(&config) as u32;
+                let sum_bytes = config.sum_bytes();
                 sizes.push((
                     ring.id,
                     ring.cpu,
-                    Sizes { slots, mtu, headers: slots * ranks, ports },
+                    Sizes { slots, sum_bytes, headers: slots * ranks, ports },
                 ));
                 // This is first: it identifies the ring's maps, and they are freed even if not all
                 // can be created.
@@ -50,8 +52,25 @@ impl BpfDataPlane {
                 self.array(maps::RING_STATES)?.set(ring.id.0, RingState::default(), 0)?;
             }
             self.put_maps(&sizes)?;
+            self.put_tables(some)?;
         }
         Ok(())
+    }
+
+    /// Creates the tables of rings of floats. Each stays when its ring ends, until another ring of
+    /// floats gets the number: it cannot be made smaller.
+    fn put_tables(&mut self, rings: &[RingSpec]) -> Result<()> {
+        let mut put = Vec::new();
+        for RingSpec { id, config, .. } in rings {
+            if config.flags & ring_flags::FLOAT != 0 {
+                let map = create(ARRAY, size_of::<Table>() as u32, 1, INNER_MAP)?;
+                let fd = map.fd().as_fd().try_clone_to_owned()?;
+                let mut table = Array::try_from(Map::from_map_data(map)?)?;
+                table.set(0, Table::new(config.lsb, config.members), 0)?;
+                put.push((*id, fd));
+            }
+        }
+        self.put_all(maps::FLOAT_TABLES, &put)
     }
 
     pub(super) fn start_ring(&mut self, ring: &RingSpec, ports: &[u32]) -> Result<()> {
@@ -115,14 +134,15 @@ impl BpfDataPlane {
                 let key = EgressKey { ring: *id, ifindex };
                 ignore_missing(self.hash::<_, EgressPort>(maps::EGRESS_PORTS)?.remove(&key))?;
             }
-            let RingConfig { members: ranks, mtu, .. } = self.ring_config(*id)?;
-            for member in 0..ranks {
+            let config = self.ring_config(*id)?;
+            for member in 0..config.members {
                 ignore_missing(
                     self.hash::<_, Hop>(maps::HOPS)?.remove(&HopKey { ring: *id, member }),
                 )?;
             }
-            if mtu != 0 {
-                made.push((*id, 0, Sizes { slots: 1, mtu, headers: 1, ports: 1 }));
+            if config.mtu != 0 {
+                let sum_bytes = config.sum_bytes();
+                made.push((*id, 0, Sizes { slots: 1, sum_bytes, headers: 1, ports: 1 }));
             }
         }
         // aya cannot remove maps from an array of maps: the smallest possible maps replace the
@@ -166,14 +186,14 @@ impl BpfDataPlane {
     fn put_maps(&mut self, rings: &[(RingNumber, u32, Sizes)]) -> Result<()> {
         let mut put: BTreeMap<&str, Vec<(RingNumber, OwnedFd)>> = BTreeMap::new();
         let mut made = Vec::new();
-        for (ring, cpu, Sizes { slots, mtu, headers, ports }) in rings {
+        for (ring, cpu, Sizes { slots, sum_bytes, headers, ports }) in rings {
             let array = |size, len| create(ARRAY, size, len, INNER_MAP);
             let slots_map = array(size_of::<Slot>() as u32, *slots)?;
             let headers_map = array(size_of::<SavedHeader>() as u32, *headers)?;
             let ports_map = create(DEVMAP, 8, *ports, 0)?;
             for (outer, map) in [
                 (maps::SLOTS, &slots_map),
-                (maps::SUMS[abi::sum_size(*mtu)], &array(abi::sum_len(*mtu), *slots)?),
+                (maps::SUMS[abi::sum_size(*sum_bytes)], &array(abi::sum_len(*sum_bytes), *slots)?),
                 (maps::SAVED_HEADERS, &headers_map),
                 (maps::RING_PORTS, &ports_map),
             ] {
@@ -223,6 +243,11 @@ fn check(&RingSpec { id, config: ring, .. }: &RingSpec) -> Result<()> {
     }
     if !abi::is_mtu(ring.mtu) {
         bail!("path MTU {}: a multiple of {MTU_STEP}, {MIN_MTU} to {MAX_MTU}", ring.mtu);
+    }
+    if ring.flags & ring_flags::FLOAT != 0
+        && (ring.mtu > MAX_FLOAT_MTU || !(LSB_MIN..=LSB_MAX).contains(&ring.lsb))
+    {
+        bail!("floats with path MTU {} and LSB 2^{}", ring.mtu, ring.lsb);
     }
     Ok(())
 }

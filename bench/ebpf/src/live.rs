@@ -58,7 +58,7 @@ fn next(ctx: &XdpContext) -> Option<()> {
         Op::Load,
         PAYLOAD,
         len,
-        &SumAddress { ring: PAYLOADS, slot: 0, mtu: ring.mtu },
+        &SumAddress { ring: PAYLOADS, slot: 0, bytes: ring.sum_bytes() },
     )?;
     let p = Packet::new(ctx);
     p.store(0, frame.words[0].to_ne_bytes())?;

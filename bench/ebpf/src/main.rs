@@ -17,7 +17,7 @@ use aya_ebpf::programs::XdpContext;
 use netsum_aggregator_ebpf::packet::Packet;
 use netsum_aggregator_ebpf::payload::{self, Op, SumAddress};
 use netsum_aggregator_ebpf::{Dispatch, maps, on_cpu, on_port};
-use netsum_common::abi::ReleaseTag;
+use netsum_common::abi::{MAX_MTU, ReleaseTag};
 use netsum_common::slot::Slot;
 use netsum_common::wire::{EthHdr, Ipv4Hdr, MAX_HEADERS, UdpHdr};
 
@@ -77,16 +77,15 @@ fn part(ctx: &XdpContext, op: Op) -> u32 {
         op,
         PAYLOAD,
         payload_len(ctx),
-        &SumAddress { ring: RING, slot: SLOT, mtu: ring.mtu },
+        &SumAddress { ring: RING, slot: SLOT, bytes: ring.sum_bytes() },
     ) {
         Some(()) => XDP_DROP,
         None => 0,
     }
 }
 
-/// The slot that is not timed and that keeps the benchmark's payload, for restoring packets that a
-/// run has changed.
-const KEPT: u32 = 2;
+/// The benchmark's payload, for restoring packets that a run has changed.
+const KEPT: SumAddress = SumAddress { ring: shared::PAYLOADS, slot: 0, bytes: MAX_MTU as u32 };
 
 /// A slot's flags for a message of one fragment.
 const ONE: u32 = Slot::USED | Slot::FIRST | Slot::LAST;
@@ -115,13 +114,7 @@ fn restore(ctx: &XdpContext) -> Option<()> {
     let p = Packet::new(ctx);
     p.store(0, words[0].to_ne_bytes())?;
     p.store(8, (words[1] as u32).to_ne_bytes())?;
-    payload::apply(
-        ctx,
-        Op::Load,
-        PAYLOAD,
-        payload_len(ctx),
-        &SumAddress { ring: RING, slot: KEPT, mtu: ring.mtu },
-    )
+    payload::apply(ctx, Op::Load, PAYLOAD, payload_len(ctx), &KEPT)
 }
 
 /// All ranks of the benchmark's ring except rank 0.
@@ -144,9 +137,7 @@ pub fn bench_fill(ctx: XdpContext) -> u32 {
 /// Keeps the packet's payload for programs that restore packets.
 #[xdp]
 pub fn bench_keep(ctx: XdpContext) -> u32 {
-    let Some(ring) = maps::ring(RING) else { return 0 };
-    let address = SumAddress { ring: RING, slot: KEPT, mtu: ring.mtu };
-    match payload::apply(&ctx, Op::Store, PAYLOAD, payload_len(&ctx), &address) {
+    match payload::apply(&ctx, Op::Store, PAYLOAD, payload_len(&ctx), &KEPT) {
         Some(()) => XDP_DROP,
         None => 0,
     }

@@ -12,7 +12,7 @@ pub mod maps {
     pub const PORTS: &str = "LIVE_PORTS";
 }
 
-/// Ring whose slot 0 has the payload that every contribution gets.
+/// Ring whose slot 0 has the payload that every contribution gets, or that packets are restored from.
 pub const PAYLOADS: u32 = 2;
 
 /// A rank's untagged IPv4 SEND with PSN 0, without its payload.

@@ -30,7 +30,8 @@ use nix::sched::CpuSet;
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use shared::{LiveFrame, LiveReceiver, LiveSender, PAYLOADS};
+pub(super) use shared::PAYLOADS;
+use shared::{LiveFrame, LiveReceiver, LiveSender};
 
 use super::{DEFAULT_RANKS, OBJECT, Settings, cpu, gbps};
 use netsum_lab::cpu::Pinned;

@@ -22,8 +22,10 @@ pub mod picture;
 pub mod table;
 
 use anyhow::Result;
+use netsum_common::abi::{MAX_MTU, RingNumber};
 use netsum_common::serial::Psn;
 use netsum_core::plane::{FlowSpec, RingSpec};
+use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
 use netsum_lab::programs::{BASE_PSN, Bench, flow, ring};
@@ -146,7 +148,10 @@ fn load() -> Result<Bench> {
     let spec = ring(DEFAULT_RANKS, 2048, 16);
     let flows = flows(&spec);
     let programs: Vec<&str> = paths::PROGRAMS.to_vec();
-    Bench::with_object(OBJECT, &programs, spec, flows)
+    let mut bench = Bench::with_object(OBJECT, &programs, spec, flows)?;
+    let payloads = RingSpec { id: RingNumber(live::PAYLOADS), ..ring(2, MAX_MTU as u32, 2) };
+    bench.plane.create_ring(&payloads)?;
+    Ok(bench)
 }
 
 /// The flows of a ring whose usual packets have index 1, because index 0 is timed.

@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use netsum_common::abi::{MAX_CAPTURE, TRACE_BUFFER_BYTES, TraceFilter, ring_flags};
+use netsum_common::abi::{
+    MAX_CAPTURE, MAX_FLOAT_MTU, RingConfig, TRACE_BUFFER_BYTES, TraceFilter, ring_flags,
+};
+use netsum_common::float::LSB_DEFAULT;
 use netsum_dataplane::DataPlane as _;
 use serde::Serialize;
 
 use super::{DEFAULT_RANKS, Settings, flows, gbps};
-use netsum_lab::frames::{FrameSpec, lanes};
+use netsum_lab::frames::{FrameSpec, floats, lanes};
 use netsum_lab::programs::{BASE_PSN, Bench, DROP, PASS, REDIRECT, host, qpn, ring};
 
 /// The benchmark's programs in the object.
@@ -59,6 +62,8 @@ const PATHS: &[(&str, &str, Base)] = &[
     ("timed/verify", "the same, timed (one index in 64)", Base::Slot),
     ("complete/ignore", "complete, ICRC not verified", Base::SlotAndPacket),
     ("complete/verify", "complete, ICRC verified", Base::SlotAndPacket),
+    ("absorb/float", "absorb f32, ICRC verified", Base::Slot),
+    ("complete/float", "complete f32, ICRC verified", Base::SlotAndPacket),
     ("replay/ignore", "replay, ICRC not verified", Base::SlotAndPacket),
     ("replay/verify", "replay, ICRC verified", Base::SlotAndPacket),
     ("egress", "egress of one clone", Base::Empty),
@@ -68,6 +73,15 @@ const PATHS: &[(&str, &str, Base)] = &[
     ("absorb/whole", "absorb, traced as a whole", Base::Slot),
     ("absorb/full", "absorb, event buffer full", Base::Slot),
 ];
+
+/// The paths that packets of this size can take.
+fn paths(mtu: u32) -> impl Iterator<Item = (&'static str, &'static str, Base)> {
+    PATHS.iter().copied().filter(move |(path, ..)| !is_float(path) || mtu <= MAX_FLOAT_MTU)
+}
+
+fn is_float(path: &str) -> bool {
+    path.ends_with("/float")
+}
 
 /// The number of runs whose events fit the ring buffer: events of headers, and of whole frames.
 const REPEAT_TRACED: u32 = TRACE_BUFFER_BYTES / 256;
@@ -112,14 +126,14 @@ pub(super) fn measure(bench: &mut Bench, settings: &Settings) -> Result<Vec<Row>
     for &mtu in &settings.mtus {
         let mut runs = Runs::new();
         for round in 0..settings.rounds {
-            for &(path, _, _) in PATHS {
+            for (path, ..) in paths(mtu) {
                 let at = Point { ranks: DEFAULT_RANKS, mtu, repeat: settings.repeat };
                 let ns =
                     run(bench, path, &at).with_context(|| format!("{path}, path MTU {mtu}"))?;
                 note(&mut runs, path, ns, round);
             }
         }
-        rows.extend(PATHS.iter().map(|&(path, what, base)| {
+        rows.extend(paths(mtu).map(|(path, what, base)| {
             let ns = match base {
                 Base::Nothing => runs[path],
                 Base::Empty => runs[path] - runs["empty"],
@@ -178,10 +192,13 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
     if path.ends_with("/ignore") {
         spec.config.flags = ring_flags::ICRC_IGNORE;
     }
+    if is_float(path) {
+        (spec.config.flags, spec.config.lsb) = (ring_flags::FLOAT, LSB_DEFAULT);
+    }
     let timed = path == "timed/verify";
     // Changing maps waits for all CPUs, tens of milliseconds each; changing flags does not.
-    if (spec.config.members, spec.config.mtu) == (bench.ring.config.members, bench.ring.config.mtu)
-    {
+    let kind = |config: &RingConfig| (config.members, config.mtu, config.sum_bytes());
+    if kind(&spec.config) == kind(&bench.ring.config) {
         if spec != bench.ring || timed {
             bench.reset(spec)?;
         }
@@ -192,7 +209,9 @@ pub(super) fn run(bench: &mut Bench, path: &'static str, at: &Point) -> Result<f
     let psn = if timed { BASE_PSN - 1 } else { BASE_PSN };
     let frame = |rank: u32| {
         let to = host((rank + 1) % at.ranks);
-        FrameSpec::send(host(rank), to, qpn(rank), psn, lanes(rank, at.mtu as usize / 4))
+        let count = at.mtu as usize / 4;
+        let payload = if is_float(path) { floats(rank, count, false) } else { lanes(rank, count) };
+        FrameSpec::send(host(rank), to, qpn(rank), psn, payload)
     };
     let data = frame(0).build();
     // The others' contributions open the slot and leave headers for egress. Rank 0's payload is

@@ -7,14 +7,15 @@
 use std::net::IpAddr;
 
 use arbitrary::{Result, Unstructured};
-use netsum_common::abi::ring_flags::{ICRC_IGNORE, IN_BAND, RELAXED};
+use netsum_common::abi::ring_flags::{FLOAT, ICRC_IGNORE, IN_BAND, RELAXED};
 use netsum_common::abi::{InBandJob, RingConfig, RingNumber};
+use netsum_common::float::{LSB_DEFAULT, LSB_MIN};
 use netsum_common::serial::{self, Psn, Qpn};
 use netsum_common::wire::{self, InBandToken, JobHeader, Opcode};
 use netsum_core::Rank;
 use netsum_core::plane::{FlowSpec, RingSpec};
 
-use crate::frames::{FrameSpec, ipv4_checksum, lanes};
+use crate::frames::{FrameSpec, floats, ipv4_checksum, lanes};
 use crate::programs::host;
 
 /// The port of all flows. To the programs it is a bond, and the loopback interface is its slave.
@@ -53,9 +54,14 @@ pub fn settings() -> Vec<Setting> {
         cpu,
         config: RingConfig { flags, ..config },
     };
+    let of_floats = |lsb, RingSpec { id, cpu, config }| RingSpec {
+        id,
+        cpu,
+        config: RingConfig { flags: config.flags | FLOAT, lsb, ..config },
+    };
     /// Whether a rank's connection uses IPv6.
     type OverV6 = fn(u32) -> bool;
-    let all: [(RingSpec, OverV6); 12] = [
+    let all: [(RingSpec, OverV6); 16] = [
         (ring(1, 2, 256, 4, 2), |_| false),
         (ring(2, 3, 1408, 16, 8), |_| false),
         (with(RELAXED, ring(3, 2, 512, 16, 7)), |_| true),
@@ -68,6 +74,10 @@ pub fn settings() -> Vec<Setting> {
         (ring(10, 4, 512, 8, 3), |rank| rank % 2 == 1),
         (with(IN_BAND, ring(11, 2, 256, 16, 8)), |_| false),
         (with(IN_BAND | ICRC_IGNORE, ring(12, 3, 512, 8, 4)), |rank| rank == 1),
+        (of_floats(LSB_DEFAULT, ring(13, 2, 1024, 8, 4)), |_| false),
+        (of_floats(-30, with(RELAXED, ring(14, 3, 2048, 16, 8))), |_| true),
+        (of_floats(-10, with(ICRC_IGNORE, ring(15, 5, 320, 4, 2))), |_| false),
+        (of_floats(LSB_MIN, ring(16, 2, 1408, 8, 4)), |rank| rank == 1),
     ];
     all.into_iter()
         .map(|(ring, v6)| {
@@ -188,6 +198,8 @@ fn contribution(
     let seed = serial::add(index, id.0);
     let payload = if index.is_multiple_of(3) {
         vec![0; len as usize]
+    } else if setting.ring.config.flags & FLOAT != 0 {
+        floats(rank + seed, len as usize / 4, index.is_multiple_of(5))
     } else {
         lanes(rank + seed, len as usize / 4)
     };

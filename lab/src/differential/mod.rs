@@ -298,8 +298,8 @@ impl Differential {
         if event.rank != TraceEvent::NONE {
             let ring = self.model.ring(RingNumber(event.ring));
             let slot = ring.slots[event.index as usize % ring.slots.len()];
-            // The program stores whether a header has a tag when it saves the header.
-            let flags = |flags: u32| flags & !Slot::TAGGED;
+            // The program sets these later: when it saves a header with a tag, and when it adds.
+            let flags = |flags: u32| flags & !(Slot::TAGGED | Slot::NOT_FINITE);
             ensure!(
                 (
                     event.low,

@@ -22,7 +22,7 @@ use netsum_core::plane::{FirstPacket, FlowSpec, FlowStats, RingSpec, mapped};
 
 use super::generate::BOND;
 use super::{Verdict, rules};
-use crate::frames::udp_checksum;
+use crate::frames::{self, float_sum, udp_checksum};
 
 /// A flow, and what the box has seen of it.
 #[derive(Clone, Debug)]
@@ -51,7 +51,8 @@ pub struct Ring {
     pub slots: Vec<Slot>,
     /// Expected numbers of timed contributions, and of those that were the last, for each rank.
     pub timed: Vec<(u64, u64)>,
-    sums: Vec<Vec<u8>>,
+    /// The contributions to each slot's sum.
+    terms: Vec<Vec<Vec<u8>>>,
     saved: Vec<Saved>,
     /// The rank that gets the next clone: all ranks are behind one port.
     cursor: u32,
@@ -107,7 +108,7 @@ impl Model {
             state,
             slots: vec![Slot::default(); slots],
             timed: vec![(0, 0); config.members as usize],
-            sums: vec![Vec::new(); slots],
+            terms: vec![Vec::new(); slots],
             saved: vec![Saved::default(); slots * config.members as usize],
             cursor: 0,
         };
@@ -562,10 +563,18 @@ impl Model {
         }
         match verdict.payload {
             Payload::Leave => {}
-            Payload::Copy => ring.sums[s] = packet[at..at + len].to_vec(),
-            Payload::Add => add(&mut ring.sums[s], &packet[at..at + len]),
+            Payload::Copy => ring.terms[s] = vec![packet[at..at + len].to_vec()],
+            Payload::Add => ring.terms[s].push(packet[at..at + len].to_vec()),
         }
-        let sum = &ring.sums[s];
+        let sum = &if ring.terms[s].is_empty() {
+            Vec::new()
+        } else if config.flags & ring_flags::FLOAT != 0 {
+            let (sum, all_finite) = float_sum(config.lsb, config.members, &ring.terms[s]);
+            ring.slots[s].flags |= if all_finite { 0 } else { Slot::NOT_FINITE };
+            sum
+        } else {
+            frames::sum(&ring.terms[s])
+        };
         if verdict.completed {
             ring.slots[s].crc = icrc::update(0, sum);
             let has_checksum = u16_at(packet, frame.udp() + 6) != 0;
@@ -796,12 +805,6 @@ fn shift_psn(packet: &mut [u8], frame: &Frame, len: usize, by: u32) {
 
 fn no_udp_checksum(packet: &mut [u8], udp: usize) {
     packet[udp + UdpHdr::LEN - 2..udp + UdpHdr::LEN].fill(0);
-}
-
-fn add(sum: &mut [u8], payload: &[u8]) {
-    for (s, x) in sum.as_chunks_mut::<4>().0.iter_mut().zip(payload.as_chunks::<4>().0) {
-        *s = u32::from_le_bytes(*s).wrapping_add(u32::from_le_bytes(*x)).to_le_bytes();
-    }
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

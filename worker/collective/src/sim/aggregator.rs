@@ -426,7 +426,7 @@ impl Node {
             slots: ring_slots(credit).expect("the credit fits in a ring"),
             credit: credit.0,
             mtu: shape.mtu,
-            cpu: 0,
+            ..RingConfig::default()
         };
         let rings = (0..shape.layout.rings).map(|_| RingBox::new(config)).collect();
         Self { ranks, below: Vec::new(), parent, senders, rings }
