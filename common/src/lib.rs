@@ -19,6 +19,7 @@
 //!
 //! Nothing here may read a clock, a socket or a map.
 #![cfg_attr(not(test), no_std)]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod abi;
 pub mod counters;
