@@ -27,7 +27,7 @@ const PRINTED: [&str; 21] = [
     "SpreadUplink",
 ];
 /// What serde must know of their fields. The command line adds the skipped ones in other forms.
-const FIELDS: [(&str, &str); 33] = [
+const FIELDS: [(&str, &str); 35] = [
     ("Fabric.ports", "skip"),
     ("Fabric.jobs", "skip"),
     ("FabricBox.hosts", "skip"),
@@ -48,6 +48,8 @@ const FIELDS: [(&str, &str); 33] = [
     ("Job.refusals", "skip"),
     ("Job.members", r#"skip_serializing_if = "Vec::is_empty""#),
     ("Job.uplink", r#"skip_serializing_if = "String::is_empty""#),
+    ("Job.dtype", r#"skip_serializing_if = "Option::is_none""#),
+    ("Job.lsb", r#"skip_serializing_if = "Option::is_none""#),
     ("Job.min_ranks", "skip"),
     ("Job.max_ranks", "skip"),
     ("Port.hosts", "skip"),
@@ -63,7 +65,7 @@ const FIELDS: [(&str, &str); 33] = [
     ("Program.run_ns", r#"rename = "run_time_ns""#),
 ];
 /// Options of what the command line parses, besides names and comments.
-const OPTIONS: [(&str, &str); 24] = [
+const OPTIONS: [(&str, &str); 26] = [
     ("CreateJobRequest.ranks", r#"value_name = "N""#),
     (
         "CreateJobRequest.mtu",
@@ -94,6 +96,11 @@ const OPTIONS: [(&str, &str); 24] = [
     (
         "CreateJobRequest.min_ranks",
         r#"default_value_t = 0, hide_default_value = true, value_name = "MIN""#,
+    ),
+    ("CreateJobRequest.dtype", r#"default_value = "int32""#),
+    (
+        "CreateJobRequest.lsb",
+        r#"default_value = "", allow_negative_numbers = true, value_name = "EXP""#,
     ),
     ("Flow.ring", r#"value_parser = number, value_name = "R""#),
     ("Flow.rank", r#"value_parser = number, value_name = "K""#),

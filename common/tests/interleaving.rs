@@ -68,8 +68,9 @@ struct Model {
 impl Model {
     fn new(ranks: u32, credit: u32, relaxed: bool, egress: Egress) -> Self {
         let flags = ring_flags::ACTIVE | if relaxed { ring_flags::RELAXED } else { 0 };
+        let slots = 2 * credit;
         let ring =
-            RingConfig { flags, members: ranks, slots: 2 * credit, credit, mtu: 256, cpu: 0 };
+            RingConfig { flags, members: ranks, slots, credit, mtu: 256, ..RingConfig::default() };
         Self { ring, messages: 2 * credit + 2, queue: 2, egress, replays_all: false, rogue: None }
     }
 

@@ -106,6 +106,11 @@ impl Executor for Orders {
             let why = "--in-band: set-up in band does not work over several boxes";
             return Err(Refusal::Invalid(why.into()));
         }
+        if spec.float_lsb.is_some() {
+            let why = "--dtype f32: sums of several boxes would be rounded more than once; create \
+                       the job at one box";
+            return Err(Refusal::Invalid(why.into()));
+        }
         if spec.elastic.is_some() {
             let why = "--min-ranks: over several boxes, a job has a fixed number of ranks";
             return Err(Refusal::Invalid(why.into()));

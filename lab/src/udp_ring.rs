@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber};
+use netsum_common::abi::{self, Fragments, Messages, RingConfig, RingNumber, ring_flags};
 use netsum_common::serial;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_dataplane::{BpfDataPlane, DataPlane};
@@ -16,7 +16,7 @@ use netsum_worker::rc::{
 use netsum_worker::udp::UdpDriver;
 
 use crate::Lab;
-use crate::frames::{lanes, sum};
+use crate::frames::{float_sum, floats, lanes, sum};
 use crate::netns::Netns;
 use crate::traffic::ping;
 
@@ -34,6 +34,8 @@ pub struct Load {
     pub window: u32,
     /// First PSN of rank 0; that of rank r is r higher.
     pub first_psn: u32,
+    /// Messages are f32, which the box adds as multiples of 2 to this power.
+    pub lsb: Option<i32>,
     /// SEND or WRITE.
     pub operation: Operation,
     /// Messages carry their number as immediate data.
@@ -57,6 +59,7 @@ impl Load {
             message_size: 65_536,
             window: 2,
             first_psn: 0xff_ff00,
+            lsb: None,
             operation: Operation::Send,
             immediate: false,
             ack_timeout: Duration::from_secs(1),
@@ -82,6 +85,8 @@ impl Load {
                 slots: abi::ring_slots(credit).context("too many slots")?,
                 credit: credit.0,
                 mtu: self.mtu,
+                flags: if self.lsb.is_some() { ring_flags::FLOAT } else { 0 },
+                lsb: self.lsb.unwrap_or(0),
                 ..RingConfig::default()
             },
         })
@@ -117,7 +122,12 @@ impl Load {
     }
 
     fn payload(&self, rank: u32, message: u32) -> Vec<u8> {
-        lanes(rank * 100_003 + message, self.message_size as usize / 4)
+        let (seed, count) = (rank * 100_003 + message, self.message_size as usize / 4);
+        match self.lsb {
+            // Some messages have lanes that are infinite or NaN.
+            Some(_) => floats(seed, count, message.is_multiple_of(3)),
+            None => lanes(seed, count),
+        }
     }
 }
 
@@ -242,7 +252,20 @@ impl Rank {
     fn receive(&mut self, load: &Load, data: &[u8], immediate: Option<u32>) -> Result<()> {
         let all: Vec<_> = (0..load.ranks).map(|r| load.payload(r, self.received)).collect();
         let (rank, message) = (self.number, self.received);
-        ensure!(data == sum(&all), "rank {rank}, message {message}: not the sum");
+        let expected = match load.lsb {
+            Some(lsb) => float_sum(lsb, load.ranks, &all).0,
+            None => sum(&all),
+        };
+        if let Some(at) = (0..data.len()).step_by(4).find(|&i| data[i..i + 4] != expected[i..i + 4])
+        {
+            let terms: Vec<_> = all.iter().map(|x| &x[at..at + 4]).collect();
+            bail!(
+                "rank {rank}, message {message}: at {at} {:02x?} is not the sum of {terms:02x?}, \
+                 {:02x?}",
+                &data[at..at + 4],
+                &expected[at..at + 4]
+            );
+        }
         ensure!(
             immediate == load.immediate.then_some(message),
             "rank {rank}: {immediate:?} with {message}"

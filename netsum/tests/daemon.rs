@@ -198,6 +198,32 @@ async fn an_elastic_job_shows_how_many_ranks_may_join() {
 }
 
 #[tokio::test]
+async fn a_job_of_floats_shows_its_lsb_and_is_not_for_ranks_of_netsum() {
+    let d = Daemon::start().await;
+    let create = "job create train --ranks 2 --mtu 1024 --token sesame";
+    for (options, why) in [
+        ("--dtype bf16", "--dtype bf16: int32 or f32 is possible"),
+        ("--lsb -40", "--lsb -40: only with --dtype f32"),
+        ("--dtype f32 --lsb x", "--lsb x: not a number"),
+        ("--dtype f32 --lsb 61", "--lsb 61: must be -120 to 60"),
+    ] {
+        let error = d.netsum(&format!("{create} {options}")).await.unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    d.netsum(&format!("{create} --dtype f32 --lsb -30")).await.unwrap();
+    let shown: Value = serde_json::from_str(&d.netsum("-j job show train").await.unwrap()).unwrap();
+    assert_eq!((&shown["dtype"], &shown["lsb"]), (&json!("f32"), &json!(-30)), "{shown:#}");
+    let shown = d.netsum("job show train").await.unwrap();
+    assert!(shown.contains("dtype f32  lsb 2^-30") && shown.contains("(2048 sum"), "{shown}");
+    let error = d.worker().await.join(join(0, "sesame", 1000)).await.unwrap_err();
+    assert!(error.message().contains("create it without --dtype"), "{error}");
+    d.netsum("job create usual --ranks 2 --mtu 1024 --dtype f32").await.unwrap();
+    assert!(d.netsum("job show usual").await.unwrap().contains("lsb 2^-40"));
+    let integers = d.netsum("-j job create integers --ranks 2 --mtu 1024").await.unwrap();
+    assert!(!integers.contains("dtype") && !integers.contains("lsb"), "{integers}");
+}
+
+#[tokio::test]
 async fn a_job_is_set_up_in_band_and_shows_how_far_it_is() {
     let d = Daemon::start().await;
     let made =

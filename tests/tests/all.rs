@@ -13,6 +13,7 @@ mod fabric;
 mod faults;
 mod faulty_links;
 mod first_packets;
+mod floats;
 mod groups;
 mod guide;
 mod hierarchy;

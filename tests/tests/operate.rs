@@ -57,6 +57,7 @@ fn all_json_is_what_its_schema_says() {
         ("job show", "jobs.json", 0),
         ("job create by-hand --ranks 2", "job.json", 0),
         ("job create grows --ranks 4 --min-ranks 2", "job.json", 0),
+        ("job create floats --ranks 2 --dtype f32", "job.json", 0),
         (flow, "job.json", 0),
         ("job show train --show-token", "job.json", 0),
         ("job show idle", "job.json", 0),

@@ -57,6 +57,9 @@ fn job_entry(j: &Job) -> Entry {
         attribute("epoch", j.epoch),
         attribute("tenant", &j.tenant),
     ];
+    if let (Some(dtype), Some(lsb)) = (&j.dtype, j.lsb) {
+        properties.extend([attribute("dtype", dtype), attribute("lsb", format!("2^{lsb}"))]);
+    }
     if j.in_band.is_some() {
         properties.push(plain("in band"));
     }
@@ -83,7 +86,7 @@ fn whole_job(j: &Job) -> Entry {
         Size(j.memory),
         j.rings,
         j.slots,
-        netsum_common::limits::sum_len(j.largest_mtu),
+        netsum_common::limits::sum_len(j.largest_mtu << u32::from(j.lsb.is_some())),
         j.connections() / j.rings.max(1)
     );
     entry.attributes(2, vec![plain(memory)]);

@@ -3,6 +3,7 @@
 use netsum_api::v1 as api;
 use netsum_common::abi::Messages;
 use netsum_common::defaults;
+use netsum_common::float::LSB_DEFAULT;
 use netsum_common::size::Size;
 use netsum_core::diagnose::Finding;
 use netsum_core::members::{self, Member, Members};
@@ -136,6 +137,8 @@ pub fn job_message(
         icrc: if spec.verify_icrc { "verify" } else { "ignore" }.into(),
         order: if job.is_in_order() { "in-order" } else { "relaxed" }.into(),
         in_band: spec.in_band,
+        dtype: spec.float_lsb.map(|_| "f32".into()),
+        lsb: spec.float_lsb,
         sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed()),
         // The tenant is shown only to administrators.
         ..api::Job::default()
@@ -180,7 +183,16 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         let size = Size(r.message_size);
         Status::invalid_argument(format!("--message-size {size}: less than 4 GiB is possible"))
     })?;
+    let float_lsb = match (r.dtype.as_str(), r.lsb.as_str()) {
+        ("" | "int32", "") => Ok(None),
+        ("" | "int32", lsb) => Err(format!("--lsb {lsb}: only with --dtype f32")),
+        ("f32", "") => Ok(Some(LSB_DEFAULT)),
+        ("f32", lsb) => lsb.parse().map(Some).map_err(|_| format!("--lsb {lsb}: not a number")),
+        (dtype, _) => Err(format!("--dtype {dtype}: int32 or f32 is possible")),
+    };
+    let float_lsb = float_lsb.map_err(Status::invalid_argument)?;
     Ok(JobSpec {
+        float_lsb,
         verify_icrc: choice("--icrc", &r.icrc, "verify", "ignore")?,
         in_order: match r.order.as_str() {
             "auto" => None,

@@ -42,6 +42,7 @@ impl Cost {
             window,
             rings: 1,
             verify_icrc: true,
+            float_lsb: None,
             in_order: None,
             in_band: false,
             token: String::new().into(),

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use netsum_common::abi::FlowKey;
 use netsum_common::abi::{
-    self, Fragments, MAX_RANKS, MAX_RINGS, MAX_SLOTS, Messages, RingConfig, RingNumber, ring_flags,
+    self, Fragments, MAX_FLOAT_MTU, MAX_RANKS, MAX_RINGS, MAX_SLOTS, Messages, RingConfig,
+    RingNumber, ring_flags,
 };
 
+use netsum_common::float::{LSB_MAX, LSB_MIN};
 use serde::{Deserialize, Serialize};
 
 use super::in_band::InBand;
@@ -40,6 +42,8 @@ pub struct JobSpec {
     pub rings: u32,
     /// The ICRC of contributions is verified.
     pub verify_icrc: bool,
+    /// The box adds f32, as multiples of 2 to this power; `None`: 32-bit integers.
+    pub float_lsb: Option<i32>,
     /// Results are released in order, or each when it is complete. `None`: as the joining ranks
     /// require.
     pub in_order: Option<bool>,
@@ -87,6 +91,11 @@ impl JobSpec {
         self.largest_mtu.unwrap_or(self.mtu)
     }
 
+    /// Bytes of the largest sum that its memory suffices for.
+    pub fn sum_bytes(&self) -> u32 {
+        self.config_for(self.reserved_mtu()).sum_bytes()
+    }
+
     /// The path MTU for links of this MTU, and for ranks that take up to `most`.
     pub(super) fn mtu_for(&self, link: u32, most: u32) -> u32 {
         let most = largest_mtu(link).min(most / abi::MTU_STEP * abi::MTU_STEP);
@@ -105,9 +114,14 @@ impl JobSpec {
             members: ranks,
             slots,
             credit,
-            mtu,
-            ..RingConfig::default()
+            ..self.config_for(mtu)
         }
+    }
+
+    /// What path MTU and data type determine of it.
+    fn config_for(&self, mtu: u32) -> RingConfig {
+        let (flags, lsb) = (self.flags(), self.float_lsb.unwrap_or(0));
+        RingConfig { flags, mtu, lsb, ..RingConfig::default() }
     }
 
     /// The rank that owns a member's connection, if ranks without boxes in levels are in order.
@@ -143,6 +157,7 @@ impl JobSpec {
     pub(super) fn flags(&self) -> u32 {
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         flag(!self.verify_icrc, ring_flags::ICRC_IGNORE)
+            | flag(self.float_lsb.is_some(), ring_flags::FLOAT)
             | flag(self.in_band, ring_flags::IN_BAND)
             | flag(self.members.uplink.is_some(), ring_flags::UPLINK)
             | flag(!self.members.groups.is_empty(), ring_flags::GROUPS)
@@ -203,6 +218,9 @@ impl JobSpec {
                 abi::MAX_MTU
             ));
         }
+        if let Some(lsb) = self.float_lsb {
+            self.check_floats(lsb)?;
+        }
         if self.message_size < 64 || !self.message_size.is_multiple_of(4) {
             return invalid(format!(
                 "--message-size {}: must be a multiple of 4, at least 64",
@@ -232,6 +250,33 @@ impl JobSpec {
                 self.fragments()
             ))
         })
+    }
+}
+
+impl JobSpec {
+    fn check_floats(&self, lsb: i32) -> Result<(), Refusal> {
+        let message = if self.members.is_part() {
+            "--dtype f32 with --members, --groups or --uplink: sums of several boxes would be \
+             rounded more than once"
+                .into()
+        } else if self.in_band {
+            "--dtype f32 with --in-band: a header of integers begins each message there".into()
+        } else if self.elastic.is_some() {
+            "--dtype f32 with --min-ranks: only netsum's own ranks report how many join, and they \
+             send integers"
+                .into()
+        } else if !(LSB_MIN..=LSB_MAX).contains(&lsb) {
+            format!("--lsb {lsb}: must be {LSB_MIN} to {LSB_MAX}")
+        } else if self.mtu > MAX_FLOAT_MTU {
+            format!(
+                "--mtu {}: must be at most {MAX_FLOAT_MTU} with --dtype f32, whose sums take twice \
+                 the memory",
+                self.mtu
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Refusal::Invalid(message))
     }
 }
 

@@ -376,7 +376,7 @@ impl Controller {
         if spec.mtu == 0 {
             let link = self.link_mtu();
             spec.mtu = largest_ibta_mtu(link);
-            let joins = !spec.in_band && !spec.members.is_part();
+            let joins = !spec.in_band && !spec.members.is_part() && spec.float_lsb.is_none();
             spec.largest_mtu = joins.then(|| largest_mtu(link));
         }
         spec.check()?;

@@ -170,6 +170,14 @@ impl Controller {
             let message = format!("job `{}`: is set up in band, ranks cannot join", join.job);
             return Err(Refusal::NotNow(message));
         }
+        if job.spec.float_lsb.is_some() {
+            let message = format!(
+                "job `{}`: adds floats (--dtype f32), and ranks of netsum send integers, which \
+                 they make of floats themselves: create it without --dtype",
+                join.job
+            );
+            return Err(Refusal::NotNow(message));
+        }
         if !job.flows.is_empty() && job.epoch.is_none() {
             let message =
                 format!("job `{}`: its flows were added by hand, ranks cannot join", join.job);

@@ -22,7 +22,7 @@ pub struct Pool {
 
 /// Bytes that a job's rings take on the box.
 pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
-    abi::ring_memory(slots, spec.reserved_mtu(), spec.max_members()) * spec.rings as u64
+    abi::ring_memory(slots, spec.sum_bytes(), spec.max_members()) * spec.rings as u64
 }
 
 /// The same as text.
@@ -30,7 +30,7 @@ pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
     format!(
         "{} rings x {slots} slots x ({} sum + {} ranks x {} header + {} state) = {}",
         spec.rings,
-        abi::sum_len(spec.reserved_mtu()),
+        abi::sum_len(spec.sum_bytes()),
         spec.max_members(),
         size_of::<abi::SavedHeader>(),
         size_of::<Slot>(),

@@ -24,6 +24,7 @@ pub(super) fn spec(name: &str, ranks: u32) -> JobSpec {
         window: Messages(2),
         rings: 1,
         verify_icrc: true,
+        float_lsb: None,
         in_order: None,
         in_band: false,
         host_ring_fallback: false,
@@ -100,6 +101,40 @@ fn replies(actions: &[Action]) -> Vec<(u64, bool)> {
         _ => None,
     };
     actions.iter().filter_map(reply).collect()
+}
+
+#[test]
+fn a_job_of_floats_is_refused_where_its_sums_could_not_be_right() {
+    let mut c = controller();
+    let floats = |lsb| JobSpec { float_lsb: Some(lsb), ..spec("a", 2) };
+    let members = |members: members::Members| JobSpec { members, ..floats(-40) };
+    let groups = members::groups("--groups", "0-0,1-1").unwrap();
+    let part = members::Members { groups, ..members::Members::default() };
+    for (spec, why) in [
+        (members(part), "--dtype f32 with --members"),
+        (JobSpec { in_band: true, ..floats(-40) }, "--dtype f32 with --in-band"),
+        (JobSpec { elastic: Some(2..=2), ..floats(-40) }, "--dtype f32 with --min-ranks"),
+        (floats(-121), "--lsb -121: must be -120 to 60"),
+        (floats(61), "--lsb 61: must be -120 to 60"),
+        (JobSpec { mtu: 2112, ..floats(-40) }, "--mtu 2112: must be at most 2048"),
+    ] {
+        let error = c.create_job(spec).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let actions = c.create_job(JobSpec { mtu: 0, ..floats(-30) }).unwrap();
+    let Action::CreateRing(ring) = &actions[1] else { panic!("{actions:?}") };
+    let config = ring.config;
+    assert_eq!((config.flags & ring_flags::FLOAT, config.lsb), (ring_flags::FLOAT, -30));
+    assert_eq!((config.mtu, config.sum_bytes()), (1024, 2048));
+    let of_integers = abi::ring_memory(config.slots, 1024, 2);
+    assert_eq!(c.memory_used(), of_integers + u64::from(config.slots) * 1024);
+    let now = Instant::now();
+    let error = c.join(join("a", 0, 0, 0, now), now).unwrap_err().to_string();
+    assert!(error.contains("adds floats (--dtype f32), and ranks of netsum send"), "{error}");
+    // Its memory and its properties are the same after a restart.
+    (0..2).for_each(|rank| drop(c.add_flow("a", JobRing(0), flow(rank, 2)).unwrap()));
+    let restarted = c.restart_job("a").unwrap();
+    assert!(restarted.contains(&Action::CreateRing(ring.clone())), "{restarted:?}");
 }
 
 #[test]

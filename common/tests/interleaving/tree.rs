@@ -61,7 +61,7 @@ impl Tree {
             slots: (2 * credit).next_power_of_two(),
             credit,
             mtu: 256,
-            cpu: 0,
+            ..RingConfig::default()
         };
         let (parent, leaf) =
             (ring(ring_flags::GROUPS, LEAVES as u32), ring(ring_flags::UPLINK, ranks + 1));
