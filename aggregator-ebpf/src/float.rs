@@ -119,7 +119,9 @@ fn lanes<const OP: u8, const GROUPS: usize>(
     if groups >= GROUPS {
         return None;
     }
-    let (offset, rest) = (offset + groups * GROUP_LEN, len % GROUP_LEN / 4);
+    // The compiler must not know that it is less than a group: without the loop's own bound, the
+    // verifier of Linux 6.1 would follow one lane too many.
+    let (offset, rest) = (offset + groups * GROUP_LEN, opaque(len % GROUP_LEN / 4));
     let mut i = 0;
     while i < GROUP_LANES {
         if i >= rest {
