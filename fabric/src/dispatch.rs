@@ -472,7 +472,10 @@ impl Dispatcher {
             Ok(_) => drop(self.leftover.remove(&place)),
             Err(e) => {
                 if self.leftover.insert(place) {
-                    log::warn!(NETSUM_JOB = name; "job {name}: {e:#}; its deletion there is retried");
+                    log::warn!(
+                        NETSUM_JOB = name;
+                        "job {name}: {e:#}; its deletion there is retried"
+                    );
                 }
             }
         }

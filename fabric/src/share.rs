@@ -80,7 +80,7 @@ impl Share<'_> {
             Self::Beside(others, speeds) if links.iter().any(|link| link.rate.is_some()) => {
                 rooms(others, *speeds, candidates, ends, links, rings).unwrap_or_else(|e| {
                     log::warn!(
-                        "cannot plan: {e}; rings are distributed by the rates of links alone"
+                        "cannot plan: {e}; rings are shared out by the rates of links alone"
                     );
                     by_links(candidates)
                 })

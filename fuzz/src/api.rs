@@ -172,11 +172,11 @@ impl System {
             jobs().flat_map(|j| &j.rings).map(|r| (r.id, r.clone())).collect();
         assert_eq!(rings, self.plane_state.rings);
         let mut flows: Vec<_> = jobs().flat_map(|j| &j.flows).map(|f| (f.key(), f.ring)).collect();
-        let mut plane_state = self.plane_state.flows.clone();
+        let mut plane_flows = self.plane_state.flows.clone();
         let order = |(key, ring): &(FlowKey, RingNumber)| (key.dst_ip, key.qpn, *ring);
         flows.sort_by_key(order);
-        plane_state.sort_by_key(order);
-        assert_eq!(flows, plane_state);
+        plane_flows.sort_by_key(order);
+        assert_eq!(flows, plane_flows);
         let active: BTreeSet<RingNumber> = jobs()
             .filter(|j| j.state == State::Active)
             .flat_map(|j| &j.rings)

@@ -14,7 +14,7 @@ use netsum_common::wire::InBandToken;
 use netsum_core::plane::{EndedFlow, FirstPacket, FlowSpec, FlowStats, RingSpec};
 use netsum_dataplane::{Attached, DataPlane, EndedRing, ProgramFacts, Traced};
 
-/// What the data plane was state.
+/// The state that the data plane was given.
 #[derive(Debug, Default)]
 pub struct RecordedState {
     /// Whether to answer as if no packet had arrived.

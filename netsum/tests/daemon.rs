@@ -399,10 +399,10 @@ async fn ranks_join_over_tcp_and_learn_of_each_other() {
 
 #[tokio::test]
 async fn one_non_selective_rank_makes_the_ring_in_order() {
-    for (printed, order) in [([true, true], "relaxed"), ([true, false], "in-order")] {
+    for (ranks, order) in [([true, true], "relaxed"), ([true, false], "in-order")] {
         let d = Daemon::start().await;
         d.netsum("job create train --ranks 2 --token secret").await.unwrap();
-        let replies = printed.into_iter().zip(0..).map(|(selective, rank)| {
+        let replies = ranks.into_iter().zip(0..).map(|(selective, rank)| {
             let mut request = join(rank, "secret", 5000);
             request.address.as_mut().unwrap().selective = selective;
             let worker = d.worker();
@@ -426,7 +426,7 @@ async fn unauthorised_and_late_ranks_hear_why() {
     assert_eq!(
         unknown.code(),
         tonic::Code::Unauthenticated,
-        "whether there is such a job is not recorded"
+        "a caller without a token does not learn whether there is such a job"
     );
     let late = d.worker().await.join(join(1, "secret", 200)).await.unwrap_err();
     assert_eq!(late.code(), tonic::Code::DeadlineExceeded);

@@ -787,10 +787,7 @@ async fn takes_over(tls: bool, swallowing: usize) {
     let pid = nix::unistd::Pid::from_raw(second.0.id() as i32);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     until("the third leads", async || ask("third", "job show train").is_some()).await;
-    println!(
-        "the third leads {:.1} s after the second was recorded to end",
-        ended.elapsed().as_secs_f64()
-    );
+    println!("the third leads {:.1} s after the second was stopped", ended.elapsed().as_secs_f64());
     assert!(ended.elapsed() < Duration::from_millis(5500), "no sooner than the lease");
     assert!(second.0.wait().unwrap().success());
     // Without etcd it continues until its lease ends, but no longer.

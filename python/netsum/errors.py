@@ -31,7 +31,7 @@ class UnreachableError(_OfRank):
 
 
 class RankDiedError(_OfRank):
-    """The rank `rank` has died, or the network to it has."""
+    """The rank `rank` has died, or cannot be reached."""
 
 
 class RankLeftError(_OfRank):

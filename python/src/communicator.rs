@@ -543,7 +543,7 @@ impl Communicator {
 
     /// Announces a call that the caller itself has refused. Ranks that make it raise MismatchError,
     /// unless all refuse it. Methods of this class have announced their own refusals: the exception
-    /// has an attribute `told`.
+    /// has an attribute `announced`.
     fn _refuse(&self, py: Python<'_>) {
         if self.is_here() {
             py.detach(|| {

@@ -142,7 +142,7 @@ fn boxes_that_have_made_a_job_differently_are_named() {
     group.order_all_reduce("i32", 100_000, 1).unwrap();
     let diagnose = |rack| {
         let printed = cluster.netsum_on(rack, &["diagnose", "differs", "--watch", "200ms"]);
-        printed.unwrap_or_else(|printed| format!("{printed:#}"))
+        printed.unwrap_or_else(|error| format!("{error:#}"))
     };
     let start = Instant::now();
     let [parent, leaf] = loop {

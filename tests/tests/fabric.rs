@@ -656,9 +656,9 @@ fn rings_leave_a_link_that_carries_one_direction() {
     link.cut_up(true).unwrap();
     let half = "spine1/rack1 receives no LLDP from leaf1/uplink1";
     let start = Instant::now();
-    let is_said = || manager.netsum(&cluster, &["fabric", "show"]).unwrap().contains(half);
-    work_until(&mut group, || manager.log(), |_, _| is_said());
-    println!("printed after {:.1?}", start.elapsed());
+    let is_reported = || manager.netsum(&cluster, &["fabric", "show"]).unwrap().contains(half);
+    work_until(&mut group, || manager.log(), |_, _| is_reported());
+    println!("reported after {:.1?}", start.elapsed());
     assert_eq!(up(), 3);
     let left = work_until(&mut group, || manager.log(), |by_boxes, _| by_boxes && at_spine1() == 0);
     println!("rings have left: {left:.1?}");

@@ -294,7 +294,7 @@ fn a_wrong_token_is_counted_and_missing_ranks_are_named() {
             printed.contains("rank 1: has not shown up") && !printed.contains("rank 0:"),
             "{printed}"
         );
-        assert!(!printed.contains("none was a first packet"), "{printed}");
+        assert!(!printed.contains("none is a first packet"), "{printed}");
         stop.store(true, Ordering::Relaxed);
         let got = two.join().unwrap().unwrap();
         assert!(

@@ -30,7 +30,7 @@ fn works(cluster: &Cluster) {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn the_daemon_works_without_bpffs_and_ipv6_and_names_them() {
+fn the_daemon_works_without_bpffs_ipv6_and_locked_memory() {
     let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
     cluster.pin();
     let no_ipv6 = "/proc/sys/net/ipv6/conf/all/disable_ipv6";

@@ -370,7 +370,7 @@ fn reboot(running: &mut RunningJob) {
     running.group.end();
     running.group = site.cluster.ranks(&patient, TOKEN, &one_on_each_host(2)).unwrap();
     running.unnoticed("all-reduce of patient ranks", |_| {});
-    let created = "job patient is created again";
+    let created = "job patient created again";
     assert!(!site.journal().contains(created));
     running.through_without_box("reboot", |site| {
         site.debian().reboot().unwrap();

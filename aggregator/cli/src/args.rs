@@ -600,7 +600,7 @@ pub struct ShowStats {
     /// One job; default: the whole box.
     #[arg(value_name = "JOB", conflicts_with = "named")]
     pub job: Option<String>,
-    /// One job, if it has the name of a command.
+    /// One job, also one with the name of a command.
     #[arg(long = "job", id = "named", value_name = "JOB")]
     pub named: Option<String>,
     /// Print rates instead of counters, once in each interval, like 1s or 500ms.

@@ -504,13 +504,14 @@ impl Controller {
     ) -> Result<Vec<Action>, Refusal> {
         let job = self.job(name)?;
         if job.spec.in_band {
-            let message =
-                format!("job `{name}`: its connections are set up in band, flows cannot be added");
+            let message = format!(
+                "job `{name}`: its connections are set up in band, so flows cannot be added"
+            );
             return Err(Refusal::NotNow(message));
         }
         if job.epoch.is_some() || job.has_waiters() {
             return Err(Refusal::NotNow(format!(
-                "job `{name}`: its ranks join by themselves, flows cannot be added"
+                "job `{name}`: its ranks join by themselves, so flows cannot be added"
             )));
         }
         flow.ring = job.ring(ring)?.id;

@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_missing_sum_is_the_ports_before_it_is_the_ranks() {
-        let late = tolerable("rank 1 has sent nothing", "look at it");
+        let late = tolerable("no packet of rank 1 has arrived", "look at it");
         let mut evidence = Evidence { findings: vec![late.clone()], ..Evidence::default() };
         assert_eq!(evidence.cause(MissingPackets::Sum, Rank(1), &RING), Some(late));
         let veth = PortFacts {

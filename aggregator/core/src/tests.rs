@@ -249,7 +249,7 @@ fn a_path_test_is_not_done_by_a_report_of_before_a_restart() {
 }
 
 #[test]
-fn packets_that_hosts_can_forge_report_no_wrong_card() {
+fn packets_that_hosts_can_forge_make_no_wrong_card_fatal() {
     let (c, _) = joined(2);
     let job = c.job("a").unwrap();
     let [src, dst] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));

@@ -222,7 +222,8 @@ impl Hierarchical {
             if config.hierarchy == Hierarchy::On {
                 log::warn!(
                     "rank {}: sums are not hierarchical: that needs two hosts, two ranks in the \
-                     same namespaces at one of them, and no rank with NETSUM_HIERARCHY=off",
+                     same namespaces at one of them, and no rank with NETSUM_HIERARCHY=off or \
+                     NETSUM_TRANSPORT=xdp",
                     comm.rank()
                 );
             }

@@ -78,7 +78,7 @@ pub(super) struct Spec {
     pub called: Vec<call::Call>,
     /// How many calls may be in flight.
     pub depth: usize,
-    /// One call in this number waits for its result; not the same ones at all ranks.
+    /// One of this many calls waits for its result; not the same ones at all ranks.
     pub blocking: usize,
     /// When ranks do nothing, while packets wait in their sockets.
     pub pauses: Vec<(usize, Range<Duration>)>,

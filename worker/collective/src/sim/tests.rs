@@ -711,7 +711,7 @@ fn a_lost_nak_costs_little() {
 }
 
 #[test]
-fn each_wait_for_a_slow_rank_sends_one_probe_after_67_ms() {
+fn waits_for_a_slow_rank_send_a_probe_from_67_ms_on() {
     for (late, most) in [(5, 0), (60, 0), (100, 1), (250, 2)] {
         let layout = Layout { message_size: 2048, window: 2, rings: 1 };
         let mut sim = Sim::new(&Spec::new(3, layout, 1), |rank| {
