@@ -410,7 +410,7 @@ async fn one_non_selective_rank_makes_the_ring_in_order() {
         });
         for reply in futures::future::join_all(replies).await {
             assert_eq!(reply.job.unwrap().order, order);
-            assert_eq!(reply.ranks.iter().map(|r| r.selective).collect::<Vec<_>>(), printed);
+            assert_eq!(reply.ranks.iter().map(|r| r.selective).collect::<Vec<_>>(), ranks);
         }
     }
 }
