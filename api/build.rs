@@ -100,7 +100,7 @@ const OPTIONS: [(&str, &str); 26] = [
     ("CreateJobRequest.dtype", r#"default_value = "int32""#),
     (
         "CreateJobRequest.lsb",
-        r#"default_value = "", allow_negative_numbers = true, value_name = "EXP""#,
+        r#"default_value = "", hide_default_value = true, allow_negative_numbers = true, value_name = "EXP""#,
     ),
     ("Flow.ring", r#"value_parser = number, value_name = "R""#),
     ("Flow.rank", r#"value_parser = number, value_name = "K""#),
