@@ -1,7 +1,7 @@
 //! Adds payloads of floats, 16 lanes at a time; see [`netsum_common::float`].
 //!
 //! The loops are in global functions, for the reasons that [`crate::payload`] gives. Those that
-//! every packet needs treat a lane that is infinite or NaN as zero, and tell that there is one.
+//! every packet needs treat a lane that is infinite or NaN as zero, and report that there is one.
 //! Then [`add_special`] notes it in the lane's accumulator. From there on, until the slot gets
 //! another index, only the slower functions process it.
 
@@ -9,6 +9,7 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::XdpContext;
 use netsum_common::abi::MAX_FLOAT_MTU;
 use netsum_common::float::{self, Table};
+use netsum_common::limits::{float_sum_bytes, sum_size};
 use netsum_common::slot::{PackedVerdict, Payload, Slot};
 
 use crate::maps;
@@ -19,6 +20,9 @@ use crate::payload::{
 };
 
 const MAX_GROUPS: usize = MAX_FLOAT_MTU as usize / GROUP_LEN;
+/// Where a sum of 2048 bytes is in the `packed` argument.
+const SMALL_SUM: u32 = sum_size(2048) as u32;
+const _: () = assert!(float_sum_bytes(1024) == 2048 && float_sum_bytes(MAX_FLOAT_MTU) == 4096);
 
 /// Adds the payload to the slot as the verdict says, and puts a sum that is to be sent into the
 /// packet.
@@ -55,16 +59,14 @@ pub fn apply(
     Some(())
 }
 
-/// Calls a function with the accumulators of a slot, and the number of groups that they hold.
+/// Calls a function with the accumulators of a slot, and the number of groups that they hold. Rings
+/// of floats have sums of these two sizes ([`float_sum_bytes`]).
 macro_rules! with_sum {
     ($packed:ident, $ring:ident, $slot:ident, $f:ident::<$op:ident>($($arg:expr),*)) => {
-        match $packed >> 24 {
-            0 => maps::sum_512($ring, $slot).and_then(|s| $f::<$op, 4>($($arg,)* s.cast())),
-            1 => maps::sum_1024($ring, $slot).and_then(|s| $f::<$op, 8>($($arg,)* s.cast())),
-            2 => maps::sum_1536($ring, $slot).and_then(|s| $f::<$op, 12>($($arg,)* s.cast())),
-            3 => maps::sum_2048($ring, $slot).and_then(|s| $f::<$op, 16>($($arg,)* s.cast())),
-            4 => maps::sum_3328($ring, $slot).and_then(|s| $f::<$op, 26>($($arg,)* s.cast())),
-            _ => maps::sum_4096($ring, $slot).and_then(|s| $f::<$op, 32>($($arg,)* s.cast())),
+        if $packed >> 24 == SMALL_SUM {
+            maps::sum_2048($ring, $slot).and_then(|s| $f::<$op, 16>($($arg,)* s.cast()))
+        } else {
+            maps::sum_4096($ring, $slot).and_then(|s| $f::<$op, 32>($($arg,)* s.cast()))
         }
     };
 }

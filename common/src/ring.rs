@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::limits::float_sum_bytes;
+
 /// A ring's number on the box, over all jobs, 1 to [`MAX_RINGS`](crate::limits::MAX_RINGS)` - 1`:
 /// its place in the maps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -97,6 +99,6 @@ impl RingConfig {
     /// Bytes of the largest sum.
     #[inline(always)]
     pub const fn sum_bytes(&self) -> u32 {
-        if self.flags & ring_flags::FLOAT == 0 { self.mtu } else { 2 * self.mtu }
+        if self.flags & ring_flags::FLOAT == 0 { self.mtu } else { float_sum_bytes(self.mtu) }
     }
 }

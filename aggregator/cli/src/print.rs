@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use netsum_api::v1 as api;
+use netsum_common::limits;
 use netsum_common::size::Size;
 
 use super::failure::Result;
@@ -86,7 +87,10 @@ fn whole_job(j: &Job) -> Entry {
         Size(j.memory),
         j.rings,
         j.slots,
-        netsum_common::limits::sum_len(j.largest_mtu << u32::from(j.lsb.is_some())),
+        limits::sum_len(match j.lsb {
+            None => j.largest_mtu,
+            Some(_) => limits::float_sum_bytes(j.largest_mtu),
+        }),
         j.connections() / j.rings.max(1)
     );
     entry.attributes(2, vec![plain(memory)]);
