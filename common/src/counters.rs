@@ -90,7 +90,7 @@ counters! {
     Stale "stale" Pass,
     /// packets that are not RoCEv2
     NotRoce "not_roce" Pass,
-    /// RoCEv2 packets of no registered flow
+    /// RoCEv2 packets of no registered flow, such as acknowledgements to netsum's ranks
     NoFlow "no_flow" Pass,
     /// packets to a registered queue pair that carry no data for it: acknowledgements, CNP, READ
     NotData "not_data" Pass,
