@@ -20,7 +20,8 @@
 //! | [`bandwidth_probes`] | frames that measure a link's rate; `frames` sends them |
 //! | [`spread`] | spreads unsummed flows over uplinks; `spread_uplinks` polls these |
 //! | [`in_band`] | first packets of jobs that are set up in band |
-//! | [`diagnose`] | the watch over active rings; evidence for `netsum diagnose` |
+//! | [`diagnose`] | evidence for `netsum diagnose` |
+//! | `watch` | watches active rings, and sends held-back sums |
 //! | `path_evidence`, `missing_packets` | why a job's packets do not arrive |
 //! | [`trace`] | single packets, for `netsum trace`; [`tracers`]: which client gets which |
 //! | [`packet`] | these as messages of the API |
@@ -68,3 +69,4 @@ pub mod startup;
 pub mod systemd;
 pub mod trace;
 pub mod tracers;
+mod watch;

@@ -21,7 +21,7 @@ use super::backend::BoxBackend;
 use super::config::Fabric;
 use super::network::Network;
 use super::service::AgentService;
-use super::{diagnose, in_band};
+use super::{in_band, watch};
 
 /// A manager needs more concurrent requests than a worker.
 const MANAGER_STREAMS: u32 = 32;
@@ -34,7 +34,7 @@ pub async fn serve(
     admin: UnixListener,
     workers: Option<WorkerPort>,
 ) -> Result<()> {
-    let watch = tokio::spawn(diagnose::run_watch(shared.clone()));
+    let watch = tokio::spawn(watch::run(shared.clone()));
     let listening = tokio::spawn(in_band::poll_first_packets(shared.clone()));
     let backend = BoxBackend::new(shared, network);
     let routes = Routes::new(AgentServer::new(AgentService::new(backend.clone())));
