@@ -621,13 +621,33 @@ const _: () = {
     assert!(crate::counters::COUNTERS <= 64);
 };
 
-/// Memory of a ring on the box in bytes: slots x (sum + ranks x saved headers), and the slots'
-/// own state.
-pub const fn ring_memory(slots: u32, sum_bytes: u32, ranks: u32) -> u64 {
-    slots as u64
-        * (sum_len(sum_bytes) as u64
-            + ranks as u64 * size_of::<SavedHeader>() as u64
-            + size_of::<crate::slot::Slot>() as u64)
+/// Memory of a ring on the box. Its text is the formula.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingMemory {
+    pub slots: u32,
+    /// Bytes of the largest sum.
+    pub sum_bytes: u32,
+    pub members: u32,
+}
+
+impl RingMemory {
+    pub const fn bytes(self) -> u64 {
+        let headers = self.members as usize * size_of::<SavedHeader>();
+        let slot = sum_len(self.sum_bytes) as usize + headers + size_of::<crate::slot::Slot>();
+        self.slots as u64 * slot as u64
+    }
+}
+
+impl core::fmt::Display for RingMemory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { slots, sum_bytes, members } = *self;
+        let (sum, header) = (sum_len(sum_bytes), size_of::<SavedHeader>());
+        let state = size_of::<crate::slot::Slot>();
+        write!(
+            f,
+            "{slots} slots x ({sum} sum + {members} members x {header} header + {state} state)"
+        )
+    }
 }
 
 /// Slots that a ring needs for a credit: twice as many, rounded up to a power of two. `None` if

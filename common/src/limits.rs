@@ -53,6 +53,10 @@ pub const fn float_sum_bytes(mtu: u32) -> u32 {
     if mtu <= MAX_FLOAT_MTU / 2 { MAX_FLOAT_MTU } else { 2 * MAX_FLOAT_MTU }
 }
 
+/// Bytes of a link's MTU that a path MTU needs in addition: IPv6, UDP, BTH, RETH, immediate data,
+/// ICRC. A VLAN tag does not count (`xdp_ok_fwd_dev` in include/linux/filter.h).
+pub const MTU_OVERHEAD: u32 = 40 + 8 + 12 + 16 + 4 + 4;
+
 /// Bytes of memory for a sum of this many bytes.
 pub const fn sum_len(bytes: u32) -> u32 {
     SUM_SIZES[sum_size(bytes)]

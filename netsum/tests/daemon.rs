@@ -34,7 +34,7 @@ async fn a_job_is_made_filled_shown_and_deleted_from_the_command_line() {
         .unwrap();
     assert!(
         made.contains("train: waiting")
-            && made.contains("16 slots x (1024 sum + 2 ranks x 112 header"),
+            && made.contains("16 slots x (1024 sum + 2 members x 112 header"),
         "{made}"
     );
     let flow = "flow add train --ring 0 --port p1 --qpn 0x11 --psn 255";
@@ -202,7 +202,7 @@ async fn a_job_of_floats_shows_its_lsb_and_is_not_for_ranks_of_netsum() {
     let d = Daemon::start().await;
     let create = "job create train --ranks 2 --mtu 1024 --token sesame";
     for (options, why) in [
-        ("--dtype bf16", "--dtype bf16: int32 or f32 is possible"),
+        ("--dtype bf16", "--dtype bf16: i32 or f32 is possible"),
         ("--lsb -40", "--lsb -40: only with --dtype f32"),
         ("--dtype f32 --lsb x", "--lsb x: not a number"),
         ("--dtype f32 --lsb 61", "--lsb 61: must be -120 to 60"),

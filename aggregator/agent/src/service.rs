@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 
 use netsum_api::v1 as api;
 use netsum_api::v1::agent_server::Agent;
-use netsum_common::abi::{self, RingNumber};
+use netsum_common::abi::{self, RingConfig, RingMemory, RingNumber};
 use netsum_common::counters::Counter;
 use netsum_common::serial::{self, Psn, Qpn};
 use netsum_common::slot::Slot;
@@ -346,6 +346,8 @@ fn ring_message(
     ring: &RingSpec,
 ) -> anyhow::Result<api::Ring> {
     let load = ring_load(inner, job, ring)?;
+    let RingConfig { slots, members, .. } = ring.config;
+    let memory = RingMemory { slots, sum_bytes: ring.config.sum_bytes(), members };
     Ok(api::Ring {
         job: job.spec.name.clone(),
         ring: job_ring.0,
@@ -354,7 +356,7 @@ fn ring_message(
         active: job.state == State::Active,
         ranks: ring.config.members,
         mtu: ring.config.mtu,
-        memory: abi::ring_memory(ring.config.slots, ring.config.sum_bytes(), ring.config.members),
+        memory: memory.bytes(),
         slots: ring.config.slots,
         slots_used: load.slots_used,
         low: load.low,

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use netsum_api::v1 as api;
-use netsum_common::limits;
+use netsum_common::abi::{RingMemory, float_sum_bytes};
 use netsum_common::size::Size;
 
 use super::failure::Result;
@@ -80,19 +80,10 @@ fn job_entry(j: &Job) -> Entry {
 /// The same with its memory, its token and its flows.
 fn whole_job(j: &Job) -> Entry {
     let mut entry = job_entry(j);
-    let header = size_of::<netsum_common::abi::SavedHeader>();
-    let slot = size_of::<netsum_common::slot::Slot>();
-    let memory = format!(
-        "memory {}: {} rings x {} slots x ({} sum + {} ranks x {header} header + {slot} state)",
-        Size(j.memory),
-        j.rings,
-        j.slots,
-        limits::sum_len(match j.lsb {
-            None => j.largest_mtu,
-            Some(_) => limits::float_sum_bytes(j.largest_mtu),
-        }),
-        j.connections() / j.rings.max(1)
-    );
+    let sum_bytes = j.lsb.map_or(j.largest_mtu, |_| float_sum_bytes(j.largest_mtu));
+    let members = j.connections() / j.rings.max(1);
+    let of_ring = RingMemory { slots: j.slots, sum_bytes, members };
+    let memory = format!("memory {}: {} rings x {of_ring}", Size(j.memory), j.rings);
     entry.attributes(2, vec![plain(memory)]);
     if let Some(token) = &j.token {
         entry.attributes(3, vec![attribute("token", token)]);

@@ -1,7 +1,7 @@
 //! The demand of a job's rings on links, CPUs and pools, in the planner's terms: the planner does
 //! not know about packets.
 
-use netsum_common::abi::{self, MAX_RANKS, MAX_RINGS, Messages};
+use netsum_common::abi::{MAX_RANKS, MAX_RINGS, Messages, RingMemory};
 use netsum_common::defaults;
 use netsum_common::lanes::CHECK_LANES;
 use netsum_common::wire::PACKET_OVERHEAD;
@@ -68,7 +68,7 @@ impl JobSpec {
         }
         let vector = f64::from(self.message_size - least);
         let headers = f64::from(self.fragments().0) * PACKET_OVERHEAD as f64;
-        let memory = |members| abi::ring_memory(slots, self.mtu, members);
+        let memory = |members| RingMemory { slots, sum_bytes: self.mtu, members }.bytes();
         Ok(Cost {
             wire: (f64::from(self.message_size) + headers) / vector,
             added: f64::from(self.message_size) / vector,

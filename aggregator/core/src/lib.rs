@@ -56,7 +56,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netsum_common::abi::{self, FlowKey, HopKey, InBandJob, RingNumber};
+use netsum_common::abi::{self, FlowKey, HopKey, InBandJob, MTU_OVERHEAD, RingNumber};
 use netsum_common::wire::InBandToken;
 use serde::{Deserialize, Serialize};
 
@@ -139,10 +139,6 @@ pub struct PortInfo {
     /// The MAC address of packets that this machine routes; `None` if it does not route there.
     pub router: Option<[u8; 6]>,
 }
-
-/// Bytes of a link's MTU that a path MTU needs in addition: IPv6, UDP, BTH, RETH, immediate data,
-/// ICRC. A VLAN tag does not count (`xdp_ok_fwd_dev` in include/linux/filter.h).
-pub const MTU_OVERHEAD: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 
 /// The largest path MTU that a link with this MTU carries; the smallest one if it carries none.
 pub fn largest_mtu(link: u32) -> u32 {

@@ -3,8 +3,9 @@
 
 use std::net::IpAddr;
 
-use super::{Job, MTU_OVERHEAD, Rank};
+use super::{Job, Rank};
 use crate::port::{PortFacts, Problem, defects, fatal, tolerable};
+use netsum_common::abi::MTU_OVERHEAD;
 
 /// A kind of packet that a rank has not received in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

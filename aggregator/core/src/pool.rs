@@ -1,7 +1,6 @@
 //! The box's resources: memory, ring numbers, CPUs.
 
-use netsum_common::abi::{self, MAX_RINGS, RingNumber};
-use netsum_common::slot::Slot;
+use netsum_common::abi::{MAX_RINGS, RingMemory, RingNumber};
 
 use super::{JobSpec, Refusal};
 use crate::plane::RingSpec;
@@ -22,20 +21,17 @@ pub struct Pool {
 
 /// Bytes that a job's rings take on the box.
 pub fn job_memory(spec: &JobSpec, slots: u32) -> u64 {
-    abi::ring_memory(slots, spec.sum_bytes(), spec.max_members()) * spec.rings as u64
+    ring_memory(spec, slots).bytes() * u64::from(spec.rings)
 }
 
 /// The same as text.
-pub fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
-    format!(
-        "{} rings x {slots} slots x ({} sum + {} ranks x {} header + {} state) = {}",
-        spec.rings,
-        abi::sum_len(spec.sum_bytes()),
-        spec.max_members(),
-        size_of::<abi::SavedHeader>(),
-        size_of::<Slot>(),
-        Size(job_memory(spec, slots))
-    )
+fn memory_in_words(spec: &JobSpec, slots: u32) -> String {
+    let (rings, memory) = (spec.rings, Size(job_memory(spec, slots)));
+    format!("{rings} rings x {} = {memory}", ring_memory(spec, slots))
+}
+
+fn ring_memory(spec: &JobSpec, slots: u32) -> RingMemory {
+    RingMemory { slots, sum_bytes: spec.sum_bytes(), members: spec.max_members() }
 }
 
 impl Pool {

@@ -2,7 +2,8 @@
 
 use netsum_common::abi::{self, MIN_MTU};
 
-use crate::{MTU_OVERHEAD, largest_mtu};
+use crate::largest_mtu;
+use netsum_common::abi::MTU_OVERHEAD;
 
 /// The largest path MTU.
 const MAX_MTU: u32 = abi::MAX_MTU as u32;

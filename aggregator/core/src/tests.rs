@@ -126,7 +126,7 @@ fn a_job_of_floats_is_refused_where_its_sums_could_not_be_right() {
     let config = ring.config;
     assert_eq!((config.flags & ring_flags::FLOAT, config.lsb), (ring_flags::FLOAT, -30));
     assert_eq!((config.mtu, config.sum_bytes()), (1024, 2048));
-    let of_integers = abi::ring_memory(config.slots, 1024, 2);
+    let of_integers = ring_memory(config.slots, 1024, 2);
     assert_eq!(c.memory_used(), of_integers + u64::from(config.slots) * 1024);
     let now = Instant::now();
     let error = c.join(join("a", 0, 0, 0, now), now).unwrap_err().to_string();
@@ -684,10 +684,14 @@ proptest! {
     }
 }
 
+fn ring_memory(slots: u32, sum_bytes: u32, members: u32) -> u64 {
+    abi::RingMemory { slots, sum_bytes, members }.bytes()
+}
+
 /// Memory of the first job, for path MTU 1408.
 fn memory(c: &Controller) -> u64 {
     let job = c.jobs().next().unwrap();
-    abi::ring_memory(job.slots, 1408, job.spec.ranks)
+    ring_memory(job.slots, 1408, job.spec.ranks)
 }
 
 #[test]
@@ -708,7 +712,7 @@ fn a_given_path_mtu_holds_for_any_ranks() {
 
 #[test]
 fn a_job_short_of_memory_gets_the_path_mtu_of_adapters() {
-    let of = |mtu| abi::ring_memory(256, mtu, 2);
+    let of = |mtu| ring_memory(256, mtu, 2);
     let mut c = Controller::new(of(1024), 2, Duration::from_secs(1));
     c.create_job(JobSpec { mtu: 0, ..spec("a", 2) }).unwrap();
     assert_eq!(c.job("a").unwrap().spec.reserved_mtu(), 1024);

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use netsum_common::abi::MTU_OVERHEAD;
+use netsum_core::Job;
 use netsum_core::members::RankRange;
-use netsum_core::{Job, MTU_OVERHEAD};
 
 use super::Paths;
 use crate::config::{End, Link};

@@ -3,7 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use netsum_common::limits::MTU_OVERHEAD;
+
 use crate::numeric::element::Dtype;
+
+/// IPv4 and ICMP, around the data that `ping -s` counts.
+const PING_HEADERS: u32 = 28;
 
 /// An element of one of several tensors, both counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +68,8 @@ impl std::fmt::Display for UnreachableReason {
                  the path has an MTU below {}. Raise it there (`ping -M do -s {} ADDRESS` shows \
                  whether it is enough), or give the job a smaller one: `netsum job create --mtu`, \
                  or NETSUM_MTU at all ranks",
-                mtu + 80,
-                mtu + 52,
+                mtu + MTU_OVERHEAD,
+                mtu + MTU_OVERHEAD - PING_HEADERS,
             ),
             Self::Reported(cause) => write!(f, ": {cause}"),
             Self::EarlierSession => f.write_str(
@@ -243,7 +248,7 @@ mod tests {
             "{silent}"
         );
         let large = text(UnreachableReason::PathMtuTooLarge(1024));
-        assert!(large.contains("path MTU, 1024 bytes") && large.contains("below 1104"), "{large}");
+        assert!(large.contains("path MTU, 1024 bytes") && large.contains("below 1108"), "{large}");
     }
 
     #[test]
