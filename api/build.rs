@@ -97,7 +97,7 @@ const OPTIONS: [(&str, &str); 26] = [
         "CreateJobRequest.min_ranks",
         r#"default_value_t = 0, hide_default_value = true, value_name = "MIN""#,
     ),
-    ("CreateJobRequest.dtype", r#"default_value = "int32""#),
+    ("CreateJobRequest.dtype", r#"default_value = "i32""#),
     (
         "CreateJobRequest.lsb",
         r#"default_value = "", hide_default_value = true, allow_negative_numbers = true, value_name = "EXP""#,

@@ -31,6 +31,14 @@ pub struct Boxes {
     pub(crate) measuring: tokio::sync::Mutex<()>,
 }
 
+/// Why a box does not answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NoAnswer {
+    /// The connection is open: the box may still answer.
+    Late,
+    Unreachable,
+}
+
 /// The known state of the boxes.
 #[derive(Default)]
 struct BoxesState {
@@ -40,8 +48,8 @@ struct BoxesState {
     numbers: HashMap<End, u32>,
     /// Ports without traffic.
     down: HashSet<End>,
-    /// Boxes that do not answer; true if there is not even a connection.
-    silent: HashMap<String, bool>,
+    /// Boxes that did not answer their last request.
+    silent: HashMap<String, NoAnswer>,
     /// Jobs that no boxes can sum at present.
     unplaced: HashSet<String>,
     /// Trees of the jobs that boxes were ordered to sum.
@@ -57,7 +65,7 @@ struct BoxesState {
     /// Where hosts were, by MAC address.
     hosts: HashMap<[u8; 6], u32>,
     /// Boxes that follow a manager of a later election, with the reason as text.
-    follows_later: BTreeMap<String, String>,
+    follows_other_manager: BTreeMap<String, String>,
 }
 
 struct Drain {
@@ -166,22 +174,24 @@ impl Boxes {
 
     /// Records that a box refuses orders because of a manager of a later election.
     pub fn record_refusal(&self, name: &str, why: &Status) {
-        self.state().follows_later.insert(name.to_owned(), why.message().to_owned());
+        self.state().follows_other_manager.insert(name.to_owned(), why.message().to_owned());
     }
 
     /// Whether any box refuses orders for that reason.
     pub fn is_superseded(&self) -> bool {
-        !self.state().follows_later.is_empty()
+        !self.state().follows_other_manager.is_empty()
     }
 
     /// The manager of a later election, as text, if most boxes have been called by it. A single box
     /// may report a false election.
     pub fn successor(&self) -> Option<String> {
         let state = self.state();
-        let mut follows_later =
-            state.follows_later.iter().filter(|(name, _)| !state.silent.contains_key(*name));
-        let count = follows_later.clone().count();
-        follows_later
+        let mut follows_other_manager = state
+            .follows_other_manager
+            .iter()
+            .filter(|(name, _)| !state.silent.contains_key(*name));
+        let count = follows_other_manager.clone().count();
+        follows_other_manager
             .next()
             .filter(|_| 2 * count > self.all.len())
             .map(|(name, why)| format!("box {name} {why}"))
@@ -225,8 +235,8 @@ impl Boxes {
     pub fn accept(&self, end: &str, revoke: bool) -> Result<(), Refusal> {
         let end = End::try_from(end.to_owned()).map_err(Refusal::Invalid)?;
         self.state().link_table.accept(&end, revoke).map_err(Refusal::NotNow)?;
-        let not = if revoke { "not " } else { "" };
-        log::info!("links with the end {end} are {not}accepted by an administrator");
+        let what = if revoke { "acceptance revoked" } else { "accepted" };
+        log::info!("links with end {end}: {what} by an administrator");
         Ok(())
     }
 
@@ -291,14 +301,18 @@ impl Boxes {
             .iter()
             .map(|(name, d)| (name.clone(), format!("is drained: {}", d.reason)));
         let incompatible = state.incompatible.iter().map(|(name, why)| (name.clone(), why.clone()));
-        let follows_later =
-            state.follows_later.iter().map(|(name, why)| (name.clone(), why.clone()));
+        let follows_other_manager =
+            state.follows_other_manager.iter().map(|(name, why)| (name.clone(), why.clone()));
         let silent = state.silent.keys().map(|name| (name.clone(), "does not answer".to_owned()));
         Paths {
             links,
             first,
             mtus,
-            closed: silent.chain(follows_later).chain(drained).chain(incompatible).collect(),
+            closed: silent
+                .chain(follows_other_manager)
+                .chain(drained)
+                .chain(incompatible)
+                .collect(),
         }
     }
 
@@ -315,20 +329,26 @@ impl Boxes {
     /// The same with an open connection: the box may still answer.
     pub fn is_late(&self, name: &str) -> bool {
         let state = self.state();
-        let closed =
-            [&state.incompatible, &state.follows_later].iter().any(|why| why.contains_key(name));
-        state.silent.get(name) == Some(&false) && !closed && !state.drains.contains_key(name)
+        let closed = [&state.incompatible, &state.follows_other_manager]
+            .iter()
+            .any(|why| why.contains_key(name));
+        state.silent.get(name) == Some(&NoAnswer::Late)
+            && !closed
+            && !state.drains.contains_key(name)
     }
 
     /// Number of boxes without a connection.
     pub fn unreachable(&self) -> usize {
-        self.state().silent.values().filter(|unreachable| **unreachable).count()
+        self.state().silent.values().filter(|why| **why == NoAnswer::Unreachable).count()
     }
 
     /// Records that a box has not answered.
     pub fn record_no_answer(&self, name: &str, why: &Status) {
-        let unreachable = why.code() == Code::Unavailable;
-        if self.state().silent.insert(name.to_owned(), unreachable).is_none() {
+        let kind = match why.code() {
+            Code::Unavailable => NoAnswer::Unreachable,
+            _ => NoAnswer::Late,
+        };
+        if self.state().silent.insert(name.to_owned(), kind).is_none() {
             log::warn!("box {name}: does not answer: {}", why.message());
         }
     }

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_wrong_one_says_so_for_all() {
+    fn idle_findings_of_boxes_are_merged() {
         let found = merged(&[
             ("a", Ok(&[(None, NOTHING_PENDING, "")])),
             ("s", Ok(&[(None, IN_PROGRESS, "")])),

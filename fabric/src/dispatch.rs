@@ -91,8 +91,8 @@ enum RequiredState {
     Same,
     /// These orders, for the ranks of this epoch.
     Orders(u32, Result<Layout, String>),
-    /// Nothing; `gone` if its ranks are known to have ended.
-    Nothing { gone: bool },
+    /// Nothing; `ranks_ended` if its ranks are known to have ended.
+    Nothing { ranks_ended: bool },
 }
 
 impl Dispatcher {
@@ -182,14 +182,14 @@ impl Dispatcher {
             let inner = self.shared.lock();
             let Ok(job) = inner.controller.job(name) else {
                 let given = self.given.get(name);
-                let gone = given.is_some_and(|given| given.is_within(stopped));
-                return RequiredState::Nothing { gone };
+                let ranks_ended = given.is_some_and(|given| given.is_within(stopped));
+                return RequiredState::Nothing { ranks_ended };
             };
             let given = self.given.get(name).filter(|given| given.is_of(job));
             match job.state {
                 // A group without rings: its ranks sum over the hosts' ring.
                 State::Active if job.rings.is_empty() => {
-                    return RequiredState::Nothing { gone: false };
+                    return RequiredState::Nothing { ranks_ended: false };
                 }
                 // The orders of active ranks stay as they are until the ranks reconnect.
                 State::Active if given.is_some_and(|given| given.epoch == epoch(job)) => {
@@ -205,8 +205,10 @@ impl Dispatcher {
                 State::Active => job.clone(),
                 // No ranks have joined since, as after a restart by hand: the ranks have left.
                 _ => {
-                    let gone = given.is_some_and(|given| given.epoch == job.last_epoch);
-                    return RequiredState::Nothing { gone: gone && job.state == State::Waiting };
+                    let ranks_ended = given.is_some_and(|given| given.epoch == job.last_epoch);
+                    return RequiredState::Nothing {
+                        ranks_ended: ranks_ended && job.state == State::Waiting,
+                    };
                 }
             }
         };
@@ -218,7 +220,7 @@ impl Dispatcher {
         let begin = Instant::now();
         let others = self.given.iter().filter(|(of, _)| **of != job.spec.name);
         let others: Vec<PlacedJob> = others.map(|(_, given)| given.layout.placed.clone()).collect();
-        let share = Share::Beside(&others, &*self.boxes);
+        let share = Share::Incremental(&others, &*self.boxes);
         let layout = block_in_place(|| self.layout_by(job, self.boxes.paths(), share));
         log::debug!(
             "job {}: planned next to {} in {:.1?}",
@@ -258,9 +260,8 @@ impl Dispatcher {
     fn layout_by(&self, job: &Job, mut paths: Paths, share: Share<'_>) -> Result<Layout, String> {
         let place = |port| self.boxes.end(port);
         let layout = layout::lay_out(job, &paths, share, place);
-        // Jobs that no other boxes can sum stay where they are. A box that does not answer may
-        // recover.
-        // A job may get another parent, but not another leaf.
+        // If no layout avoids the closed boxes, the job keeps its leaves that are closed, then any
+        // closed box that sums it or may answer soon.
         let leaves: BTreeSet<_> =
             job.flows.iter().filter_map(|f| Some(place(f.ifindex)?.of)).collect();
         for leaves_alone in [true, false] {
@@ -301,8 +302,8 @@ impl Dispatcher {
                     self.forget(&name, false).await;
                     (now, Err(anyhow!(why)))
                 }
-                RequiredState::Nothing { gone } => {
-                    self.forget(&name, gone).await;
+                RequiredState::Nothing { ranks_ended } => {
+                    self.forget(&name, ranks_ended).await;
                     continue;
                 }
             };
@@ -333,19 +334,19 @@ impl Dispatcher {
             }
         }
         for Joined { rank, epoch } in joined {
-            // The rank's caller may have gone.
+            // The rank's caller may have ranks_ended.
             let _ = rank.send(refusal.clone().map_or(Ok(epoch), Err));
         }
     }
 
     /// Removes a job from the boxes.
-    async fn forget(&mut self, name: &str, gone: bool) {
+    async fn forget(&mut self, name: &str, ranks_ended: bool) {
         let Some(given) = self.given.remove(name) else { return };
         let boxes: Vec<String> = given.boxes().cloned().collect();
         for at in &boxes {
-            self.delete(at, name, gone).await;
+            self.delete(at, name, ranks_ended).await;
         }
-        if gone {
+        if ranks_ended {
             self.left.insert(name.to_owned(), (Instant::now(), boxes));
         }
     }
@@ -461,14 +462,14 @@ impl Dispatcher {
     }
 
     /// Deletes a job on a box, if it is a manager's. Retries later without a confirmation.
-    async fn delete(&mut self, at: &str, name: &str, gone: bool) {
+    async fn delete(&mut self, at: &str, name: &str, ranks_ended: bool) {
         let place = (at.to_owned(), name.to_owned());
         // An unreachable box is not waited for.
         if self.boxes.is_silent(at) {
             self.leftover.insert(place);
             return;
         }
-        match self.try_delete(at, name, gone).await {
+        match self.try_delete(at, name, ranks_ended).await {
             Ok(_) => drop(self.leftover.remove(&place)),
             Err(e) => {
                 if self.leftover.insert(place) {
@@ -482,7 +483,7 @@ impl Dispatcher {
     }
 
     /// Whether the box has no job of that name left.
-    async fn try_delete(&self, at: &str, name: &str, gone: bool) -> Result<bool> {
+    async fn try_delete(&self, at: &str, name: &str, ranks_ended: bool) -> Result<bool> {
         let mut client =
             self.boxes.client(at).with_context(|| format!("box {at} does not exist"))?;
         let question = api::ShowJobRequest { name: name.to_owned(), show_token: true };
@@ -493,7 +494,8 @@ impl Dispatcher {
             Err(status) if status.code() == Code::NotFound => return Ok(true),
             Err(status) => bail!("box {at}: {}", status.message()),
         }
-        let request = api::DeleteJobRequest { name: name.to_owned(), forget_connections: gone };
+        let request =
+            api::DeleteJobRequest { name: name.to_owned(), forget_connections: ranks_ended };
         match self.boxes.order(at, client.jobs.delete_job(request)).await {
             Err(status) if status.code() != Code::NotFound => {
                 bail!("box {at}: {}", status.message())

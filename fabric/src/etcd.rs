@@ -188,7 +188,7 @@ pub async fn lead(config: &Etcd, me: &str) -> Result<Leadership> {
         match campaign(config, me, &endpoints, &mut granted).await {
             Ok(Ok(leading)) => return Ok(leading),
             Ok(Err(leader)) if leader != other => {
-                log::info!("standby: {} leads", String::from_utf8_lossy(&leader));
+                log::info!("standby: manager {} is the leader", String::from_utf8_lossy(&leader));
                 other = leader;
             }
             Ok(Err(_)) => {}
@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_packed_and_that_of_an_earlier_release_read() {
+    fn a_packed_state_is_read_and_nonsense_is_refused() {
         let ranks: String = (0..9999)
             .map(|rank| format!("{{\"rank\":{rank},\"psn\":{}}},", rank * 7919 % 65536))
             .collect();

@@ -35,17 +35,17 @@ impl Boxes {
 
     async fn one_way(&self, from: &End, to: &End) -> Result<Capacity, Status> {
         let lost = || Status::unavailable(format!("too few frames from {from} arrive at {to}"));
-        let (_, first) = self.train(from, to, FIRST).await?;
+        let (_, first) = self.probe(from, to, FIRST).await?;
         let mut probes = Vec::new();
         for _ in 0..PROBES {
-            probes.push(self.train(from, to, bytes(first)).await?);
+            probes.push(self.probe(from, to, bytes(first)).await?);
         }
         direction(&probes).ok_or_else(lost)
     }
 
     /// Sends one probe; returns the rate at which it left and the rate at which it arrived, 0 if
     /// too few frames arrived.
-    async fn train(&self, from: &End, to: &End, bytes: u32) -> Result<(u64, u64), Status> {
+    async fn probe(&self, from: &End, to: &End, bytes: u32) -> Result<(u64, u64), Status> {
         let no_box = || Status::not_found("the box does not exist");
         let mut sender = self.client(&from.of).ok_or_else(no_box)?;
         let mut receiver = self.client(&to.of).ok_or_else(no_box)?;

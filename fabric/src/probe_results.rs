@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn trains_are_short_on_slow_links_and_bounded_on_fast_ones() {
+    fn probes_are_short_on_slow_links_and_bounded_on_fast_ones() {
         assert_eq!([bytes(50_000_000), bytes(100_000_000_000)], [625_000, 2 << 20]);
     }
 

@@ -49,8 +49,8 @@ pub trait ReportedRates {
 pub enum Share<'a> {
     /// As they are, if possible; otherwise by the links.
     Kept(&'a [(String, u32)]),
-    /// By the residual capacity next to these jobs.
-    Beside(&'a [PlacedJob], &'a dyn ReportedRates),
+    /// By the residual capacity that these jobs leave.
+    Incremental(&'a [PlacedJob], &'a dyn ReportedRates),
     /// By the links alone.
     Links,
 }
@@ -77,15 +77,17 @@ impl Share<'_> {
                 }
                 by_links(candidates)
             }
-            Self::Beside(others, speeds) if links.iter().any(|link| link.rate.is_some()) => {
-                rooms(others, *speeds, candidates, ends, links, rings).unwrap_or_else(|e| {
-                    log::warn!(
-                        "cannot plan: {e}; rings are shared out by the rates of links alone"
-                    );
-                    by_links(candidates)
-                })
+            Self::Incremental(others, rates) if links.iter().any(|link| link.rate.is_some()) => {
+                residual_capacities(others, *rates, candidates, ends, links, rings).unwrap_or_else(
+                    |e| {
+                        log::warn!(
+                            "cannot plan: {e}; rings are shared out by the rates of links alone"
+                        );
+                        by_links(candidates)
+                    },
+                )
             }
-            Self::Beside(..) | Self::Links => by_links(candidates),
+            Self::Incremental(..) | Self::Links => by_links(candidates),
         };
         let weights: Vec<_> =
             candidates.iter().zip(weights).map(|(c, room)| (c.is_needed, room)).collect();
@@ -124,9 +126,9 @@ fn bits(rate: u64) -> f64 {
 }
 
 /// Residual capacity at each candidate, next to the fair shares of the others.
-fn rooms(
+fn residual_capacities(
     others: &[PlacedJob],
-    speeds: &dyn ReportedRates,
+    rates: &dyn ReportedRates,
     candidates: &[Candidate],
     ends: &[End],
     links: &[&Link],
@@ -148,13 +150,13 @@ fn rooms(
     // Names of boxes are arbitrary; those of a network are restricted.
     for (of, n) in &numbers.boxes {
         topology.box_(n.to_string());
-        let Some((aggregation_rate, cpus)) = speeds.aggregation_rate(of) else { continue };
+        let Some((aggregation_rate, cpus)) = rates.aggregation_rate(of) else { continue };
         let of = &mut topology.boxes[n - hosts.len()];
         (of.aggregation_rate, of.cpus) =
             (Some((aggregation_rate as f64).clamp(1.0, FAST)), Some(cpus));
     }
     for (end, n) in &numbers.hosts {
-        let rate = match speeds.rate(end) {
+        let rate = match rates.rate(end) {
             0 => FAST,
             rate => bits(rate),
         };
@@ -292,14 +294,17 @@ mod tests {
     #[test]
     fn shares_are_equal_where_no_rate_is_known() {
         let others = [at(&[4, 0])];
-        assert_eq!(rings_of(Share::Beside(&others, &Unknown), 4, &[None, None]), [2, 2]);
+        assert_eq!(rings_of(Share::Incremental(&others, &Unknown), 4, &[None, None]), [2, 2]);
         assert_eq!(
-            rings_of(Share::Beside(&others, &Unknown), 4, &[Some(9000), Some(9000)]),
+            rings_of(Share::Incremental(&others, &Unknown), 4, &[Some(9000), Some(9000)]),
             [1, 3]
         );
         // An unknown rate counts as the smallest known one.
-        assert_eq!(rings_of(Share::Beside(&[], &Unknown), 5, &[Some(8000), Some(32_000)]), [1, 4]);
-        assert_eq!(rings_of(Share::Beside(&[], &Unknown), 6, &[None, Some(9000)]), [3, 3]);
+        assert_eq!(
+            rings_of(Share::Incremental(&[], &Unknown), 5, &[Some(8000), Some(32_000)]),
+            [1, 4]
+        );
+        assert_eq!(rings_of(Share::Incremental(&[], &Unknown), 6, &[None, Some(9000)]), [3, 3]);
     }
 
     /// Boxes with these aggregation rates, and ports that are never a bottleneck.
@@ -320,7 +325,7 @@ mod tests {
     #[test]
     fn a_spine_that_adds_slowly_gets_fewer_rings_than_its_links_carry() {
         let of = |aggregation_rate: &[(&str, u64)], rates: &[Option<u64>]| {
-            rings_of(Share::Beside(&[], &Adds(aggregation_rate)), 6, rates)
+            rings_of(Share::Incremental(&[], &Adds(aggregation_rate)), 6, rates)
         };
         let both = [Some(8000), Some(8000)];
         // Two leaves at 1000 bytes per second each.
@@ -354,11 +359,11 @@ mod tests {
         ) {
             let mut others: Vec<PlacedJob> =
                 before.iter().map(|trees| at(&trees[..rates.len()])).filter(|job| !job.trees.is_empty()).collect();
-            let mine = rings_of(Share::Beside(&others, &Unknown), rings, &rates);
+            let mine = rings_of(Share::Incremental(&others, &Unknown), rings, &rates);
             prop_assert_eq!(mine.iter().sum::<u32>(), rings);
             prop_assert!(mine[0] > 0, "one is needed there: {:?}", mine);
             others.reverse();
-            prop_assert_eq!(&rings_of(Share::Beside(&others, &Unknown), rings, &rates), &mine);
+            prop_assert_eq!(&rings_of(Share::Incremental(&others, &Unknown), rings, &rates), &mine);
             // At work it keeps them, whoever is there and whatever links carry.
             let other: Vec<Option<u64>> = rates.iter().rev().copied().collect();
             prop_assert_eq!(&rings_of(Share::Kept(&at(&mine).trees), rings, &other), &mine);

@@ -213,7 +213,7 @@ impl System {
             ring_order: String::new(),
             host_ring_fallback: u.ratio(1u8, 4u8)?,
             min_ranks: if u.ratio(1u8, 4u8)? { u.int_in_range(1..=4)? } else { 0 },
-            dtype: (*u.choose(&["int32", "int32", "f32", "bf16"])?).into(),
+            dtype: (*u.choose(&["i32", "i32", "f32", "bf16"])?).into(),
             lsb: (*u.choose(&["", "", "-40", "60", "-121", "x"])?).into(),
         };
         let Some(r) = message(u, sensible)? else { return Ok(()) };

@@ -113,7 +113,7 @@ fn made(
         match py.detach(move || answer.recv_timeout(SIGNALS)) {
             Ok(Ok(None)) => return Ok(None),
             Ok(Ok(Some(comm))) => {
-                let (rank, ranks, wire) = (comm.rank(), comm.ranks(), comm.width());
+                let (rank, ranks, wire) = (comm.rank(), comm.ranks(), comm.wire());
                 let fallen_back = (has_box && ranks > 1).then(AtomicBool::default);
                 let warned = Arc::new(Warned { fallen_back, underflow: AtomicBool::default() });
                 return Ok(Some(Communicator {
@@ -255,7 +255,7 @@ impl Communicator {
                 };
                 comm.wait_first(first);
                 comm.set_tag(tag);
-                comm.set_width(wire.or(self.wire));
+                comm.set_wire(wire.or(self.wire));
                 start(comm)
                     .map(|pending| Some(Work::new(pending.untyped(), Arc::clone(&self.warned))))
             });

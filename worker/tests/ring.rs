@@ -481,7 +481,7 @@ fn floats_in_16_bits_are_half_the_bytes_and_the_same_at_all_ranks() {
         let parts: Vec<&[f32]> = inputs.iter().map(|x| &x[..]).collect();
         let mut bytes = [0; 2];
         for (operation, width) in [(1, None), (2, Some(Width::Half))] {
-            comm.set_width(width);
+            comm.set_wire(width);
             let before = comm.statistics().ring_bytes;
             let mut x = inputs[comm.rank() as usize].clone();
             comm.all_reduce(&mut x).unwrap();
@@ -519,12 +519,12 @@ fn halves_are_summed_in_16_bits_and_few_of_them_exactly() {
             // A step of bfloat16 at 50, and one of the sum.
             assert!((x.to_f32() - exact).abs() < 0.125 + 0.016, "{x} for {exact}");
         }
-        comm.set_width(Some(Width::Full));
+        comm.set_wire(Some(Width::Full));
         let own = inputs[comm.rank() as usize].clone();
         let (means, _) = comm.reduce_async(own, Op::Average, None).unwrap().wait().unwrap();
         assert_eq!(means, Reference { width: Some(Width::Full), ..reference }.of(&parts));
         assert!(comm.statistics().ring_bytes > 3 * bytes - bytes / 10);
-        comm.set_width(None);
+        comm.set_wire(None);
         let mut few = [f16::from_f32(0.5), f16::MAX, f16::NEG_INFINITY];
         comm.reduce(&mut few, Op::Sum, None).unwrap();
         assert_eq!(few, [f16::ONE, f16::INFINITY, f16::NEG_INFINITY]);
@@ -538,7 +538,7 @@ fn halves_are_summed_in_16_bits_and_few_of_them_exactly() {
 fn a_rank_with_another_width_is_named() {
     run(31, 2, LAYOUT, |mut comm| {
         if comm.rank() == 1 {
-            comm.set_width(Some(Width::Half));
+            comm.set_wire(Some(Width::Half));
         }
         let error = comm.all_reduce(&mut floats(0, 20_000)).unwrap_err();
         let text = "all_reduce (sum) of 20000 elements of f32 in 16 bits";

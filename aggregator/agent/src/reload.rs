@@ -134,7 +134,7 @@ impl Reloader {
         let is_known = |l: &Interface| known.iter().any(|p| p.ifindex == l.ifindex);
         let mut ports: Vec<_> =
             interfaces.iter().filter(|l| is_known(l)).map(Interface::port).collect();
-        let gone: Vec<u32> = known
+        let removed: Vec<u32> = known
             .iter()
             .map(|p| p.ifindex)
             .filter(|i| interfaces.iter().all(|l| l.ifindex != *i))
@@ -190,10 +190,10 @@ impl Reloader {
                 Err(_) => {}
             }
         }
-        if !gone.is_empty() {
-            let actions = inner.controller.ports_removed(&gone);
+        if !removed.is_empty() {
+            let actions = inner.controller.ports_removed(&removed);
             inner.carry_out_or_log(None, actions);
-            for port in known.iter().filter(|p| gone.contains(&p.ifindex)) {
+            for port in known.iter().filter(|p| removed.contains(&p.ifindex)) {
                 log::warn!(NETSUM_PORT = port.name; "port {} removed", port.name);
             }
         }

@@ -164,7 +164,7 @@ pub enum Command {
     Fabric(FabricCommand),
     /// Run the daemon.
     Run {
-        /// Configuration file; see netsum.example.toml.
+        /// Configuration file, such as /etc/netsum/netsum.toml, which explains its settings.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         /// Remove the maps, programs and jobs of an earlier daemon. Connections of its jobs that

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_has_those_of_its_groups_and_a_box_alone_all() {
+    fn a_parent_registers_group_flows_and_a_single_box_all() {
         let of = |members: &[&str], n| -> Vec<u32> {
             let flows = flows(&job(members), &peers(), &ports(n), None).unwrap();
             flows.iter().filter(|f| f.ring == 0).map(|f| f.rank).collect()

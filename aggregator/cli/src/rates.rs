@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_come_go_or_begin_again_give_no_nonsense() {
+    fn rates_stay_valid_when_jobs_appear_or_restart() {
         let rates = between(
             &reading(0, &[("gone", 9), ("other", 5000)]),
             &reading(1000, &[("other", 7), ("new", 9)]),

@@ -151,7 +151,7 @@ impl<B: Backend> Jobs for JobsService<B> {
         let name = request.into_inner().name;
         inner.controller.reconnect_job(&name).map_err(refused)?;
         inner.carry_out(None, Vec::new())?;
-        log::info!(NETSUM_JOB = name; "job {name}: its ranks are to reconnect");
+        log::info!(NETSUM_JOB = name; "job {name}: reconnect requested");
         Ok(Response::new(api::ReconnectJobReply {}))
     }
 

@@ -70,7 +70,7 @@ pub struct RankEpoch {
 #[derive(Debug, Default)]
 struct Lines {
     last: Option<Instant>,
-    unsaid: u64,
+    unlogged: u64,
 }
 
 impl Lines {
@@ -79,11 +79,11 @@ impl Lines {
     /// Counts an event. Returns how many went unlogged if a line is due.
     fn record(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::INTERVAL) {
-            self.unsaid += 1;
+            self.unlogged += 1;
             return None;
         }
         self.last = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
+        Some(std::mem::take(&mut self.unlogged))
     }
 }
 

@@ -184,11 +184,11 @@ pub fn job_spec(r: api::CreateJobRequest) -> Result<JobSpec, Status> {
         Status::invalid_argument(format!("--message-size {size}: less than 4 GiB is possible"))
     })?;
     let float_lsb = match (r.dtype.as_str(), r.lsb.as_str()) {
-        ("" | "int32", "") => Ok(None),
-        ("" | "int32", lsb) => Err(format!("--lsb {lsb}: only with --dtype f32")),
+        ("" | "i32", "") => Ok(None),
+        ("" | "i32", lsb) => Err(format!("--lsb {lsb}: only with --dtype f32")),
         ("f32", "") => Ok(Some(LSB_DEFAULT)),
         ("f32", lsb) => lsb.parse().map(Some).map_err(|_| format!("--lsb {lsb}: not a number")),
-        (dtype, _) => Err(format!("--dtype {dtype}: int32 or f32 is possible")),
+        (dtype, _) => Err(format!("--dtype {dtype}: i32 or f32 is possible")),
     };
     let float_lsb = float_lsb.map_err(Status::invalid_argument)?;
     Ok(JobSpec {

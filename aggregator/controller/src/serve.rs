@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_that_cannot_be_accepted_is_no_end_and_no_busy_loop() {
+    async fn accept_errors_neither_stop_the_server_nor_spin() {
         let started = std::time::Instant::now();
         let none_left = || Err(io::Error::from_raw_os_error(nix::libc::EMFILE));
         let mut connections =

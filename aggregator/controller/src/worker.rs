@@ -139,7 +139,7 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     if protocol == PROTOCOL {
         return Ok(());
     }
-    let theirs = printable(if release.is_empty() { "before 0.1" } else { release });
+    let theirs = printable(release);
     Err(Status::failed_precondition(format!(
         "rank {rank} runs netsum {theirs} (protocol {protocol}) and the box netsum {RELEASE} \
          (protocol {PROTOCOL}): install the same release on both"

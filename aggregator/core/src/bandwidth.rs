@@ -1,14 +1,14 @@
-//! A link's rate, from a train of frames that came over it (bandwidth probe): frames that queue
+//! A link's rate, from a bandwidth probe, a burst of frames: frames that queue
 //! before a link leave it at its rate.
 
-/// Most bytes of a train.
+/// Most bytes of a probe.
 pub const MAX_PROBE_BYTES: usize = 2 << 20;
 /// Least frames for a measurement.
 pub const MIN_PROBE_FRAMES: usize = 64;
-/// Parts of a train, each with its own rate.
+/// Parts of a probe, each with its own rate.
 const PARTS: usize = 16;
 
-/// Bits per second of the link that a train came over, from the arrival time of each frame in
+/// Bits per second of the link that a probe came over, from the arrival time of each frame in
 /// nanoseconds, and its bytes; `None` if there are too few frames.
 ///
 /// The first half is ignored: a token bucket passes its saved tokens at once. The result is the
@@ -46,7 +46,7 @@ mod tests {
 
     use super::*;
 
-    /// A train of frames after a link: `free` bytes pass at once, the rest at the link's rate, each
+    /// A probe after a link: `free` bytes pass at once, the rest at the link's rate, each
     /// delayed by a value of `late` in ns.
     fn arrivals(bits: u64, frames: usize, free: u64, late: &[u64]) -> Vec<(u64, u32)> {
         let mut sent = 0u64;
@@ -69,11 +69,11 @@ mod tests {
 
     #[test]
     fn a_pause_of_the_sender_is_no_rate() {
-        let mut train = arrivals(1_000_000_000, 1000, 0, &[0]);
-        // The train pauses for 20 ms, and the delayed frames arrive at once.
-        let at = train[800].0 + 20_000_000;
-        train[800..].iter_mut().for_each(|(time, _)| *time = (*time).max(at));
-        let measured = rate(&train).unwrap();
+        let mut probe = arrivals(1_000_000_000, 1000, 0, &[0]);
+        // The probe pauses for 20 ms, and the delayed frames arrive at once.
+        let at = probe[800].0 + 20_000_000;
+        probe[800..].iter_mut().for_each(|(time, _)| *time = (*time).max(at));
+        let measured = rate(&probe).unwrap();
         assert!(measured.abs_diff(1_000_000_000) < 10_000_000, "{measured}");
     }
 
@@ -93,9 +93,9 @@ mod tests {
         }
 
         #[test]
-        fn times_of_any_kind_are_no_reason_to_fail(train in proptest::collection::vec((any::<u64>(), any::<u32>()), 0..300)) {
-            rate(&train);
-            fastest(&train);
+        fn any_times_are_accepted(probe in proptest::collection::vec((any::<u64>(), any::<u32>()), 0..300)) {
+            rate(&probe);
+            fastest(&probe);
         }
     }
 }

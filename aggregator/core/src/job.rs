@@ -139,7 +139,7 @@ impl JobSpec {
         self.elastic.as_ref().map_or(self.member_count(), |elastic| *elastic.end())
     }
 
-    /// How many ranks join together, if one of them says so; 0: it does not say.
+    /// Ranks that join together, as one of them reported; 0: not reported.
     pub(super) fn joining(&self, ranks: u32) -> Result<u32, Refusal> {
         match &self.elastic {
             _ if ranks == 0 || ranks == self.ranks => Ok(self.ranks),

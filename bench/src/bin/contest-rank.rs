@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     let wanted = if way == "ring" { Mode::HostRing } else { Mode::Box };
     let mut comm = Communicator::connect(spec.config())?;
     if way == "box-16bit" {
-        comm.set_width(Some(Width::Half));
+        comm.set_wire(Some(Width::Half));
     }
     // Operations are waited for at once.
     comm.wait_first(Duration::from_secs(60));

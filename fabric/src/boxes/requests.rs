@@ -159,11 +159,11 @@ impl Boxes {
                             "follows a manager of election {election}, later than election {ours} \
                              of this one"
                         );
-                        if state.follows_later.insert(name.clone(), why.clone()).is_none() {
+                        if state.follows_other_manager.insert(name.clone(), why.clone()).is_none() {
                             log::error!("box {name}: {why}: it gets no rings");
                         }
                     } else {
-                        state.follows_later.remove(&name);
+                        state.follows_other_manager.remove(&name);
                     }
                     if state.silent.remove(&name).is_some() {
                         log::info!("box {name}: answers again");

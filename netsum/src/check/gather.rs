@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_verifiers_log_the_reason_is_left() {
+    fn the_reason_is_extracted_from_the_verifiers_log() {
         let error = "the BPF_PROG_LOAD syscall returned Permission denied (os error 13). Verifier \
             output: 0: R1=ctx(off=0)\n\
                      invalid access to map value\nR3 min value is outside\nverification time \

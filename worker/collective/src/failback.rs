@@ -2,7 +2,7 @@
 //! is passed in.
 //!
 //! A try costs a reconnect, and three tenths of the timeout if the box drops everything. So each
-//! try that does not last makes the wait before the next one longer. The daemon cannot report
+//! try that does not last makes the wait before the next one longer. The controller cannot report
 //! whether the box will sum: only a try shows it.
 
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const MAX_WAIT: Duration = Duration::from_secs(600);
 /// After a box has summed for this long, the next wait is the first one again.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// The daemon's last reply.
+/// The controller's last reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReconnectRequest {
     /// The ranks are to reconnect, whether or not the box sums.

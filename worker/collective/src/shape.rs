@@ -62,7 +62,7 @@ impl JobShape {
         self.layout.message_size as usize + if self.is_sealed { TAG_BYTES } else { 0 }
     }
 
-    /// Refuses properties that cannot work, from a daemon or from settings.
+    /// Refuses properties that cannot work, from a controller or from settings.
     pub fn check(&self) -> Result<(), String> {
         let Layout { message_size, window, rings } = self.layout;
         if !(1..=64).contains(&self.ranks) {

@@ -17,13 +17,13 @@ use super::{Operation, Psn, QpConfig, QpError, Qpn, packets};
 
 /// Within a message, each packet of this number requests an acknowledgement.
 const ACK_EVERY: u64 = 32;
-/// With more than [`ALWAYS_ACK_BELOW`] packets in flight, the end of a message requests one only
+/// With more than [`ALWAYS_ACK_UP_TO`] packets in flight, the end of a message requests one only
 /// after this many packets or an eighth of the window. If nothing follows, the receiver
 /// acknowledges without a request.
 const ACK_REQUEST_INTERVAL: u64 = 8;
 /// With at most this many packets in flight, each requests one: it may be waited for, and measures
 /// a round trip.
-const ALWAYS_ACK_BELOW: u64 = 4;
+const ALWAYS_ACK_UP_TO: u64 = 4;
 /// The longest backoff, as a multiple of the configured timeout.
 const MAX_BACKOFF: u32 = 16;
 
@@ -57,7 +57,7 @@ pub struct Requester {
     segmenter: Segmenter,
     congestion: Congestion,
     /// One after the last packet that requested an acknowledgement.
-    asked: u64,
+    ack_requested_end: u64,
     ack_timeout: Duration,
     min_ack_timeout: Option<Duration>,
     /// Factor of the minimum timeout, which was too short: a power of two.
@@ -156,7 +156,7 @@ impl Requester {
             connection_id: None,
             segmenter: Segmenter::new(c.mtu, c.opcode),
             congestion: Congestion::new(c.max_inflight.max(1) as u64),
-            asked: 0,
+            ack_requested_end: 0,
             ack_timeout: c.ack_timeout,
             min_ack_timeout: c.min_ack_timeout,
             timeout_factor: 1,
@@ -238,7 +238,10 @@ impl Requester {
         // Then another one may be sent that does.
         let may_send = match self.probe {
             Probe::Sent => self.next == self.acked,
-            _ => self.next < self.acked + self.congestion.window() || self.asked <= self.acked,
+            _ => {
+                self.next < self.acked + self.congestion.window()
+                    || self.ack_requested_end <= self.acked
+            }
         };
         let new = self.next < self.segmenter.posted && may_send;
         (new || self.retransmit_queue.first().is_some()) && self.not_before.is_none_or(|t| now >= t)
@@ -277,10 +280,11 @@ impl Requester {
         let window_end = self.probe == Probe::Sent || n + 1 >= self.acked + window;
         let (psn, again) = (self.psn(n), n < self.sent);
         let part = self.segmenter.packet(n)?;
-        let eighth = n + 1 >= self.asked + window.div_ceil(8);
+        let eighth = n + 1 >= self.ack_requested_end + window.div_ceil(8);
         let often = self.congestion.is_limited() && eighth;
-        let must_ask = !self.is_selective_bypass || again || n < self.acked + ALWAYS_ACK_BELOW;
-        let ends = part.last && (must_ask || eighth || n + 1 >= self.asked + ACK_REQUEST_INTERVAL);
+        let must_ask = !self.is_selective_bypass || again || n < self.acked + ALWAYS_ACK_UP_TO;
+        let ends = part.last
+            && (must_ask || eighth || n + 1 >= self.ack_requested_end + ACK_REQUEST_INTERVAL);
         let mut bth = Bth::new(part.opcode, self.qpn.get(), psn.get());
         bth.pad = (part.payload.len().wrapping_neg() & 3) as u8;
         let last_repeat = repeat.is_some_and(|r| r.last);
@@ -295,7 +299,7 @@ impl Requester {
             self.congestion.on_sent(self.next - self.acked);
         }
         if bth.ack_request {
-            self.asked = self.asked.max(n + 1);
+            self.ack_requested_end = self.ack_requested_end.max(n + 1);
         }
         if again {
             self.sample = None; // Karn's rule
@@ -520,7 +524,7 @@ impl Requester {
         self.go_back(now, rtt);
         // A receiver without a list has kept nothing.
         self.retransmit_queue.clear();
-        (self.next, self.asked) = (self.acked, self.acked);
+        (self.next, self.ack_requested_end) = (self.acked, self.acked);
         Effect::WentBack
     }
 
@@ -589,7 +593,7 @@ impl Requester {
         if self.selective {
             self.retransmit_queue.add(self.acked);
         } else {
-            (self.next, self.asked) = (self.acked, self.acked);
+            (self.next, self.ack_requested_end) = (self.acked, self.acked);
         }
         self.went_back = Some((self.acked, now));
         self.sample = None;

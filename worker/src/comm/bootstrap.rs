@@ -1,4 +1,4 @@
-//! Finds the job and the numbers of all ranks, from a daemon or a list.
+//! Finds the job and the numbers of all ranks, from a controller or a list.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -24,11 +24,11 @@ pub(crate) struct Membership {
     pub ranks: Vec<RankQpInfo>,
     /// Their numbers.
     pub names: Vec<u32>,
-    /// `None` without a daemon.
+    /// `None` without a controller.
     pub heartbeat: Option<Heartbeat>,
 }
 
-/// How long to wait for a daemon that cannot be reached.
+/// How long to wait for a controller that cannot be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RetryFor {
     /// A few seconds: it may be about to start.
@@ -109,7 +109,7 @@ fn sealed(config: &CommConfig, shape: JobShape) -> JobShape {
     if config.secret.is_some() { shape.sealed() } else { shape }
 }
 
-/// A client of the job's daemon.
+/// A client of the job's controller.
 pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
     match &config.bootstrap {
         Bootstrap::Controller { address, job, token } => {
@@ -120,7 +120,7 @@ pub(crate) fn control(config: &CommConfig) -> Result<Control, Error> {
     }
 }
 
-/// The daemon's name of the job, or of its group.
+/// The controller's name of the job, or of its group.
 fn name(config: &CommConfig, job: &str) -> String {
     match &config.group {
         Some(group) => format!("{job}/{group}"),

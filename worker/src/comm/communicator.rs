@@ -53,8 +53,8 @@ pub struct Communicator {
     patience: Duration,
     /// See [`set_tag`](Self::set_tag).
     tag: u32,
-    /// See [`set_width`](Self::set_width).
-    width: Option<Width>,
+    /// See [`set_wire`](Self::set_wire).
+    wire: Option<Width>,
     /// Number of calls of [`split`](Self::split).
     pub(super) splits: u32,
     /// The process that connected.
@@ -89,7 +89,7 @@ impl Communicator {
             return Self::alone(config);
         }
         let session = Session::new(config.clone())?;
-        let (shape, transport_name, width) =
+        let (shape, transport_name, wire) =
             (session.shape, session.transport_name.clone(), config.wire);
         // Ranks for which they are off take part in the agreement: the ranks' settings may differ.
         let may_be_hierarchical = ranks > 2
@@ -106,7 +106,7 @@ impl Communicator {
             alone: Statistics::default(),
             patience: Duration::ZERO,
             tag: 0,
-            width,
+            wire,
             splits: 0,
             process: std::process::id(),
         };
@@ -156,7 +156,7 @@ impl Communicator {
             alone,
             patience: Duration::ZERO,
             tag: 0,
-            width: None,
+            wire: None,
             splits: 0,
             process: std::process::id(),
         })
@@ -262,18 +262,18 @@ impl Communicator {
     /// included, 16 bits less those that the ranks' number needs: 14 with 4 ranks, 10 with 64, below
     /// the largest float of its block of 1,024. They are rounded at random, so that sums are right on
     /// the average. It must be the same at all ranks. [`CommConfig::wire`] is what it is at first.
-    pub fn set_width(&mut self, width: Option<Width>) {
-        self.width = width;
+    pub fn set_wire(&mut self, wire: Option<Width>) {
+        self.wire = wire;
     }
 
-    /// How floats travel, as [`set_width`](Self::set_width) has set it.
-    pub fn width(&self) -> Option<Width> {
-        self.width
+    /// How floats travel, as [`set_wire`](Self::set_wire) has set it.
+    pub fn wire(&self) -> Option<Width> {
+        self.wire
     }
 
     /// How other ranks see a call.
     fn described(&self, collective: Collective, data: &dyn Data) -> Call {
-        Call { collective, tag: self.tag, width: data.dtype().width(self.width) }
+        Call { collective, tag: self.tag, width: data.dtype().width(self.wire) }
     }
 
     /// Starts an operation whose data the engine owns until it completes. `data` is an error where

@@ -35,7 +35,7 @@ pub struct CommConfig {
     pub connect_timeout: Duration,
     /// TLS to the controller; unencrypted when `None`.
     pub tls: Option<Tls>,
-    /// See [`set_width`](super::Communicator::set_width). Must be the same at all ranks.
+    /// See [`set_wire`](super::Communicator::set_wire). Must be the same at all ranks.
     pub wire: Option<Width>,
     /// Must be the same at all ranks.
     pub hierarchy: Hierarchy,

@@ -24,11 +24,11 @@ use netsum_collective::report::{Mode, Statistics};
 
 /// How often a thread that drives polls the heartbeat at least.
 pub(super) const POLL: Duration = Duration::from_millis(100);
-/// How often it polls for a daemon's answer that it waits for.
+/// How often it polls for a controller's answer that it waits for.
 const ANSWER_POLL: Duration = Duration::from_millis(1);
-/// How long rank 0 waits for the daemon's answer before it continues without.
+/// How long rank 0 waits for the controller's answer before it continues without.
 const DAEMON_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a packet may take on a path that is tested, and a sum. An answer of the daemon takes
+/// How long a packet may take on a path that is tested, and a sum. An answer of the controller takes
 /// some 300 ms, and the cause is to be known within 2 s.
 const PATH_TEST_TIMEOUT: Duration = Duration::from_millis(1400);
 /// How long a rank that leaves waits for others that may still need it.
@@ -49,7 +49,7 @@ pub(super) struct Core {
     pub engine: Engine,
     pub connections: Box<dyn Connections>,
     heartbeat: Option<Heartbeat>,
-    /// The daemon's numbers of the ranks, in the order of the ring.
+    /// The controller's numbers of the ranks, in the order of the ring.
     pub ranks: Vec<u32>,
     /// A duplicate of the connections' descriptor, to wait at without the driver lock. It is
     /// readable when packets have arrived. The connections are closed only after all its clones
@@ -59,7 +59,7 @@ pub(super) struct Core {
     promises: VecDeque<(u64, Promise, Memory)>,
     /// The result of the operation whose data was lent.
     lent: Option<Result<Finished, Error>>,
-    /// Rank 0's request to the daemon, and until when it waits for the answer.
+    /// Rank 0's request to the controller, and until when it waits for the answer.
     heartbeat_request: Option<(u64, Instant)>,
     /// This rank, if the ranks return to the box and it has not summed yet.
     pub returning: Option<u32>,
@@ -200,7 +200,7 @@ impl Core {
 
     /// Waits for the previous rank's hello, the next rank's acknowledgement and the keys of a sealed
     /// session, at most until `until`; for the packet of the path MTU right after the hello, at most
-    /// `patience`. Asks the daemon for the cause of a delay; fails at once if waiting cannot help.
+    /// `patience`. Asks the controller for the cause of a delay; fails at once if waiting cannot help.
     /// `unreachable` receives what is missing, and since when. [`Error::Closed`] when `is_wanted`
     /// is false.
     pub fn wait_for_neighbours(
@@ -248,7 +248,7 @@ impl Core {
     }
 
     /// What has not arrived yet: full packets from the previous rank, or the next rank's
-    /// acknowledgement of ours. Without a daemon, ranks do not wait for acknowledgements.
+    /// acknowledgement of ours. Without a controller, ranks do not wait for acknowledgements.
     fn missing(&self) -> Option<MissingPackets> {
         if !self.engine.greeted() {
             let by_small = self.engine.greeted_by_small_packets().is_some();
@@ -378,14 +378,14 @@ impl Core {
         !self.engine.waits_for_consent()
     }
 
-    /// The number of the box's programs, as the daemon reported it last.
+    /// The number of the box's programs, as the controller reported it last.
     pub fn program_generation(&self) -> u64 {
         self.heartbeat
             .as_ref()
             .map_or(0, |heartbeat| heartbeat.reconnect_request().program_generation)
     }
 
-    /// Whether a reconnect is due and the daemon answers: without it no rank could join. `None`
+    /// Whether a reconnect is due and the controller answers: without it no rank could join. `None`
     /// until it has answered.
     fn should_reconnect(&mut self, failback: &mut Failback) -> Option<bool> {
         let Some(heartbeat) = &self.heartbeat else { return Some(false) };
@@ -473,7 +473,7 @@ impl Core {
         });
     }
 
-    /// Reports to the daemon how the job has ended for this rank.
+    /// Reports to the controller how the job has ended for this rank.
     fn depart(&mut self, end: Result<(), String>) {
         // The others need not stay for these.
         self.connections.acknowledge_all();
@@ -484,7 +484,7 @@ impl Core {
     }
 }
 
-/// Whether the daemon is to report it to the others, which may not have received it from this rank.
+/// Whether the controller is to report it to the others, which may not have received it from this rank.
 fn is_news(error: &Error) -> bool {
     use Error::{Adapter, Mismatch, Protocol, RankDied, Socket};
     matches!(error, RankDied { .. } | Mismatch(_) | Protocol(_) | Socket { .. } | Adapter { .. })

@@ -416,7 +416,7 @@ fn local_ranks(
 fn ring_config(config: &CommConfig, ring: usize, members: &[u32], summands: usize) -> CommConfig {
     let bootstrap = config.bootstrap.of_members(members);
     let rank = members.iter().position(|r| *r == config.rank).unwrap_or(0) as u32;
-    // The daemon has a group for each ring.
+    // The controller has a group for each ring.
     let group = match (&config.bootstrap, &config.group) {
         (Bootstrap::Static { .. }, _) => None,
         (_, None) => Some(format!("h{ring}")),
@@ -639,7 +639,7 @@ impl Runner {
             let of = |place| unsafe { self.part::<E::Element>(number, place, part.clone()) };
             let data = Sources { sources: all.clone().map(of).collect(), output: of(own), divisor };
             let (_, ring) = &mut self.rings[at];
-            ring.set_width(Some(width));
+            ring.set_wire(Some(width));
             let sum = ring.call_async(Collective::AllReduce(op), Ok(data), |_| Some(()))?;
             sums.push((part, sum));
         }

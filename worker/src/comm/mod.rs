@@ -7,7 +7,7 @@
 //! | [`network`] | the interface of transports; [`transport`] opens the configured one |
 //! | [`sockets`] | UDP and AF_XDP sockets; [`allocator`] for their QPNs and PSNs |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
-//! | [`bootstrap`] | addresses and numbers, from a daemon or a list |
+//! | [`bootstrap`] | addresses and numbers, from a controller or a list |
 //! | [`driver_lock`] | decides which thread drives |
 //! | [`progress`] | the progress thread, which drives between calls |
 //! | [`core`] | engine, connections and heartbeat of one session |

@@ -24,7 +24,7 @@ use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::seal::{Secret, Share};
 use netsum_collective::shape::JobShape;
 
-/// How often a rank that joins again polls for the daemon's answer, and callers for the end of the
+/// How often a rank that joins again polls for the controller's answer, and callers for the end of the
 /// reconnect.
 const JOINING: Duration = Duration::from_millis(5);
 
@@ -310,7 +310,7 @@ impl Session {
             Reconnected::Stayed(core) => {
                 self.failback.failed(Instant::now());
                 self.core = Some(*core);
-                self.fail_as_told();
+                self.fail_as_reported();
                 return;
             }
             Reconnected::Left(left, established) => (left, *established),
@@ -322,14 +322,14 @@ impl Session {
                 self.before.reconnects += 1;
                 self.failback.connected(Instant::now(), core.program_generation());
                 (self.shape, self.transport_name, self.core) = (shape, transport_name, Some(core));
-                self.fail_as_told();
+                self.fail_as_reported();
             }
             Err(error) => self.broken = Some(error),
         }
     }
 
     /// Ends the session if [`fail`](Self::fail) was called during a reconnect.
-    fn fail_as_told(&mut self) {
+    fn fail_as_reported(&mut self) {
         if let (Some(error), Some(core)) = (&self.broken, &mut self.core) {
             core.fail(error);
         }
@@ -434,7 +434,7 @@ fn reconnect(config: CommConfig, mut core: Core, wanted: &Weak<()>) -> Reconnect
     // A short timeout is enough: all ranks have just agreed to reconnect.
     let connect_timeout = config.connect_timeout.min(config.timeout);
     let config = CommConfig { connect_timeout, ..config };
-    let (network, membership) = match join_beside(&config, &mut core, wanted) {
+    let (network, membership) = match join_while_driving(&config, &mut core, wanted) {
         Ok(joined) => joined,
         Err(error) => {
             if is_wanted(wanted) {
@@ -487,7 +487,11 @@ fn is_wanted(wanted: &Weak<()>) -> bool {
 }
 
 /// [`join`], while this thread drives the present connections: the other ranks may need this one.
-fn join_beside(config: &CommConfig, core: &mut Core, wanted: &Weak<()>) -> Result<Joined, Error> {
+fn join_while_driving(
+    config: &CommConfig,
+    core: &mut Core,
+    wanted: &Weak<()>,
+) -> Result<Joined, Error> {
     let (sender, answer) = mpsc::channel();
     let theirs = config.clone();
     let join = move || {
@@ -549,7 +553,7 @@ fn establish(
     let previous = (place as usize + ranks.len() - 1) % ranks.len();
     let next = (place as usize + 1) % ranks.len();
     let [before, behind] = [previous, next].map(|place| (names[place], ranks[place].ip));
-    // As all ranks have it: the daemon has told them.
+    // As all ranks have it: the controller reported it to them.
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let summands = config.inter_host_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);

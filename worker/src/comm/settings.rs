@@ -72,6 +72,7 @@ const WELL_KNOWN: &str = "netsum";
 /// |
 /// | `job`, `token` | the job's name and token |
 /// | `group` | connects `ranks` of the job's ranks as a group of this name |
+/// | `local_rank` | this rank's number on its host, from 0 |
 /// | `ip` | this rank's address, or several separated by commas, one for each `local_rank`;
 /// default: the one on the route to the controller |
 /// | `peers` | without a controller: the addresses of all ranks, separated by commas; the hosts'

@@ -95,7 +95,7 @@ impl Communicator {
         let split = self.splits;
         self.splits += 1;
         let found = group(&choices, self.rank() as usize, split);
-        let (wire, config) = (self.width(), &self.config);
+        let (wire, config) = (self.wire(), &self.config);
         Ok(found.map(|Group { name, rank, ranks }| CommConfig {
             rank,
             ranks,

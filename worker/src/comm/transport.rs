@@ -91,9 +91,9 @@ mod tests {
             Bootstrap::Static { peers, mtu: 1024, message_size: 4096, window: 2, rings: 1 };
         let text = refused(Transport::Verbs, listed).unwrap();
         assert!(text.contains("exchange through the controller"), "{text}");
-        let daemon =
+        let controller =
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let text = refused(Transport::Verbs, daemon).unwrap();
+        let text = refused(Transport::Verbs, controller).unwrap();
         assert!(
             text.contains("no RDMA adapter has 127.0.0.1") && text.contains("rdma link"),
             "{text}"
@@ -103,9 +103,9 @@ mod tests {
     #[cfg(not(feature = "xdp"))]
     #[test]
     fn af_xdp_is_refused_if_it_is_not_built_in() {
-        let daemon =
+        let controller =
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let text = refused(Transport::Xdp, daemon).unwrap();
+        let text = refused(Transport::Xdp, controller).unwrap();
         assert!(text.contains("transport xdp") && text.contains("feature `xdp`"), "{text}");
     }
 
@@ -113,9 +113,9 @@ mod tests {
     #[test]
     fn an_adapter_that_libibverbs_cannot_open_is_named() {
         let gid = GidEntry { device: "nothing0".into(), port: 1, gid_index: 0 };
-        let daemon =
+        let controller =
             Bootstrap::Controller { address: "x:1".into(), job: "j".into(), token: "t".into() };
-        let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), daemon);
+        let config = CommConfig::new(0, 2, [127, 0, 0, 1].into(), controller);
         let text = open_verbs(&config, gid).err().unwrap().to_string();
         // Both the library and the kernel's part of it may be missing.
         let reasons = ["libibverbs", "ib_uverbs"];

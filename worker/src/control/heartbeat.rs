@@ -1,4 +1,4 @@
-//! The thread that sends heartbeats to the daemon, and receives whether the job has failed or its
+//! The thread that sends heartbeats to the controller, and receives whether the job has failed or its
 //! ranks are to reconnect.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,12 +20,12 @@ struct Shared {
     on_host_ring: AtomicBool,
     /// This rank's nonzero floats that became 0.
     underflows: AtomicU64,
-    /// The path test that the daemon has asked for, and the one whose packet was acknowledged.
+    /// The path test that the controller has asked for, and the one whose packet was acknowledged.
     path_test: AtomicU32,
     acknowledged: AtomicU32,
     has_given_up: AtomicBool,
     last: Mutex<Last>,
-    /// What a rank lacked when the daemon was last asked, and why.
+    /// What a rank lacked when the controller was last asked, and why.
     cause: Mutex<Option<(MissingPackets, Cause)>>,
 }
 
@@ -36,11 +36,11 @@ struct Orders {
     stop: Option<Result<(), String>>,
     /// How many heartbeats have been requested at once.
     requested: u64,
-    /// What this rank lacks and the daemon is to say why.
+    /// What this rank lacks and the controller is to say why.
     missing: Option<MissingPackets>,
 }
 
-/// The daemon's last answer; the default if it does not answer, because no rank could join then.
+/// The controller's last answer; the default if it does not answer, because no rank could join then.
 #[derive(Clone, Copy, Default)]
 struct Last {
     reconnect_request: ReconnectRequest,
@@ -57,9 +57,9 @@ pub(crate) struct Heartbeat {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The longest time to wait for the daemon's answer.
+/// The longest time to wait for the controller's answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The same for reporting the end to a daemon that did not answer before.
+/// The same for reporting the end to a controller that did not answer before.
 const LAST_TRY: Duration = Duration::from_millis(200);
 
 impl Heartbeat {
@@ -113,7 +113,7 @@ impl Heartbeat {
                         unreachable = false;
                         *lock(&theirs.ended_ranks) = answer.ended_ranks;
                         reconnect_request = answer.reconnect_request;
-                        // A daemon that was restarted counts from the start.
+                        // A controller that was restarted counts from the start.
                         if theirs.path_test.swap(answer.path_test, Ordering::Relaxed)
                             > answer.path_test
                         {
@@ -124,7 +124,7 @@ impl Heartbeat {
                         }
                     }
                     Err(e) => {
-                        // The box sums without its daemon.
+                        // The box sums without its controller.
                         if !unreachable {
                             log::warn!("rank {rank}: {e}; traffic continues");
                         }
@@ -192,12 +192,12 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
-    /// Ranks whose processes have ended, as the daemon last reported; empty if it does not answer.
+    /// Ranks whose processes have ended, as the controller last reported; empty if it does not answer.
     pub fn ended_ranks(&self) -> Vec<u32> {
         lock(&self.shared.ended_ranks).clone()
     }
 
-    /// Reports to the daemon at once that the ranks have fallen back.
+    /// Reports to the controller at once that the ranks have fallen back.
     pub fn on_host_ring(&self) {
         if !self.shared.on_host_ring.swap(true, Ordering::Relaxed) {
             self.request_cause(MissingPackets::Sum);
@@ -209,7 +209,7 @@ impl Heartbeat {
         self.shared.underflows.fetch_add(zeroed, Ordering::Relaxed);
     }
 
-    /// Number of the path test that the daemon requested last.
+    /// Number of the path test that the controller requested last.
     pub fn path_test(&self) -> u32 {
         self.shared.path_test.load(Ordering::Relaxed)
     }
@@ -221,14 +221,14 @@ impl Heartbeat {
         }
     }
 
-    /// Asks the daemon why this rank lacks something.
+    /// Asks the controller why this rank lacks something.
     pub fn request_cause(&self, missing: MissingPackets) {
         let mut orders = lock(&self.shared.orders);
         (orders.requested, orders.missing) = (orders.requested + 1, Some(missing));
         self.shared.wake.notify_all();
     }
 
-    /// The daemon's answer to [`Self::request_cause`], if that was about the same lack.
+    /// The controller's answer to [`Self::request_cause`], if that was about the same lack.
     pub fn cause(&self, missing: MissingPackets) -> Option<Cause> {
         lock(&self.shared.cause)
             .clone()
@@ -236,7 +236,7 @@ impl Heartbeat {
             .map(|(_, cause)| cause)
     }
 
-    /// The daemon's last request.
+    /// The controller's last request.
     pub fn reconnect_request(&self) -> ReconnectRequest {
         lock(&self.shared.last).reconnect_request
     }
@@ -249,12 +249,12 @@ impl Heartbeat {
         orders.requested
     }
 
-    /// Whether the daemon has answered this request, or the attempt has failed.
+    /// Whether the controller has answered this request, or the attempt has failed.
     pub fn has_answered(&self, request: u64) -> bool {
         lock(&self.shared.last).answered >= request
     }
 
-    /// Reports to the daemon that this rank has failed, and stops heartbeats, which would keep the
+    /// Reports to the controller that this rank has failed, and stops heartbeats, which would keep the
     /// job alive until the application leaves.
     pub fn give_up(&self, reason: impl FnOnce() -> String) {
         if !self.shared.has_given_up.swap(true, Ordering::Relaxed) {

@@ -24,10 +24,10 @@ use crate::comm::config::Tls;
 use netsum_collective::error::Error;
 use netsum_collective::failback::ReconnectRequest;
 
-/// How long to retry where nobody listens: the daemon may be about to start.
+/// How long to retry where nobody listens: the controller may be about to start.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The daemon's answer to a heartbeat.
+/// The controller's answer to a heartbeat.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HeartbeatAnswer {
     /// Whether and when to reconnect.
@@ -61,7 +61,7 @@ pub(crate) struct Control {
     is_sealed: bool,
     /// How long to retry where nobody listens.
     patience: Duration,
-    /// Whether to retry also where the daemon ends before it has answered.
+    /// Whether to retry also where the controller ends before it has answered.
     again: bool,
     client: Option<WorkerClient<Channel>>,
 }
@@ -94,7 +94,7 @@ impl Control {
         Self { is_sealed: true, ..self }
     }
 
-    /// Retries for this long, even if the daemon ends before it answers: it was there a moment ago.
+    /// Retries for this long, even if the controller ends before it answers: it was there a moment ago.
     pub fn retry_for(&mut self, patience: Duration) {
         (self.patience, self.again) = (patience, true);
     }
@@ -133,7 +133,7 @@ impl Control {
                 .await
                 .map_err(|_| Status::deadline_exceeded(format!("no answer within {timeout:?}")))?
         });
-        // A failed connection has a cause; the daemon's own refusals have none.
+        // A failed connection has a cause; the controller's own refusals have none.
         let answer = answer.map_err(|status| {
             match (tls::reason(&status, self.files.as_ref()), status.source()) {
                 (Some(reason), _) => Status::invalid_argument(reason),
@@ -185,7 +185,7 @@ impl Control {
         })
     }
 
-    /// A call that is repeated while the daemon cannot be reached: it may be about to start.
+    /// A call that is repeated while the controller cannot be reached: it may be about to start.
     fn first_call<T, F>(
         &mut self,
         timeout: Duration,
@@ -244,10 +244,10 @@ impl Control {
                 release: netsum_api::RELEASE.into(),
                 ranks,
             };
-            // The daemon's own deadline comes first: its answer names the ranks that are missing.
+            // The controller's own deadline comes first: its answer names the ranks that are missing.
             let wait = left + Duration::from_secs(2);
             match self.call(wait, |mut c| async move { c.join(request).await }) {
-                // The daemon answers a second request with the same address alike.
+                // The controller answers a second request with the same address alike.
                 Err(s) if self.again && s.code() == Code::Unavailable && !left.is_zero() => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
@@ -262,8 +262,8 @@ impl Control {
         }
     }
 
-    /// Sends a heartbeat. If the daemon has restarted and does not know the job, that is an
-    /// ordinary error, because the ranks do not depend on the daemon.
+    /// Sends a heartbeat. If the controller has restarted and does not know the job, that is an
+    /// ordinary error, because the ranks do not depend on the controller.
     pub fn heartbeat(
         &mut self,
         rank: u32,

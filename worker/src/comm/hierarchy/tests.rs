@@ -68,7 +68,7 @@ fn check<T: Element>(comm: &mut Communicator, op: Op, of_rank: impl Fn(u32) -> V
     let all: Vec<&[T]> = all.iter().map(|x| &x[..]).collect();
     let width = Some(Width::Full);
     let right = Reference { op, width, ..Reference::new(&comm.layout()) }.of(&all);
-    comm.set_width(width);
+    comm.set_wire(width);
     let mut x = of_rank(comm.rank());
     let report = comm.reduce(&mut x, op, None).unwrap();
     assert!(report.hierarchical, "{} {op} of {}", T::DTYPE, x.len());
