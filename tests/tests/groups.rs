@@ -91,7 +91,7 @@ fn groups_that_the_box_cannot_sum_use_the_hosts_ring() {
     split(&mut group, &[None; 4]);
     assert_eq!(split(&mut group, &[Some(0), Some(0), None, None])[..2], ["ring"; 2]);
     let log = cluster.daemon_log();
-    assert!(log.contains("ranks of one host are neighbours"), "{log}");
+    assert!(log.contains("so many ranks have one address"), "{log}");
     group.end();
 }
 

@@ -85,11 +85,32 @@ fn a_diagnosis_names_ranks_by_their_numbers() {
 
 #[test]
 #[ignore = "needs root and BPF: cargo xtask test"]
-fn a_host_with_most_of_the_ranks_is_refused() {
-    let cluster = Cluster::start(LabSpec::hosts(2)).unwrap();
-    let job = JobSpec::new("uneven", 4);
-    let token = cluster.create_job(&job).unwrap();
-    let error = cluster.ranks(&job, &token, &places(&[0, 0, 0, 1])).err().unwrap();
-    let text = format!("{error:#}");
-    assert!(text.contains("have one address, 10.0.0.1") && text.contains("at most half"), "{text}");
+fn a_host_may_have_most_of_the_ranks() {
+    let mut cluster = Cluster::without_daemon(LabSpec::hosts(2)).unwrap();
+    cluster.pin();
+    cluster.start_daemon().unwrap();
+    for hosts in [&[0, 0, 0, 1][..], &[0, 1, 0, 1, 1], &[0, 0]] {
+        let job = JobSpec::new("uneven", hosts.len() as u32);
+        let mut group = start(&cluster, &job, hosts);
+        let on_two_hosts = hosts.contains(&1);
+        for (len, is_large) in [(1, false), (100_000, true), (2, false), (100_001, true)] {
+            let outcomes = group.all_reduce("f32", len, len as u64).unwrap();
+            for (rank, o) in outcomes.iter().enumerate() {
+                let is_in_box = is_large && on_two_hosts;
+                let expected = (if is_in_box { "box" } else { "ring" }, is_in_box, 0, 0);
+                let found = (&*o.mode, o.hierarchical, o.wrong, o.fallbacks);
+                assert_eq!(found, expected, "{hosts:?}, rank {rank}\n{}", group.log());
+            }
+            if len == 100_000 {
+                let log = cluster.daemon_log();
+                assert!(log.contains("so many ranks have one address"), "{log}");
+                cluster.kill_daemon().unwrap();
+                cluster.start_daemon().unwrap();
+            }
+        }
+        let diagnosis = cluster.netsum(&["diagnose", &job.name]).unwrap();
+        assert!(diagnosis.contains("its ranks sum over the hosts' ring"), "{diagnosis}");
+        group.end();
+        cluster.netsum(&["job", "delete", &job.name]).unwrap();
+    }
 }

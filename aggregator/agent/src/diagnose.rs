@@ -11,7 +11,7 @@ use netsum_controller::message::{diagnosis_message, refused};
 use netsum_core::diagnose::{MemberEvidence, PortEvidence, RingEvidence, UnknownFlow, diagnose};
 use netsum_core::missing_packets::Evidence;
 use netsum_core::plane::{RingSpec, unmapped};
-use netsum_core::{Job, JobRing, Rank, State};
+use netsum_core::{Job, JobRing, Rank};
 use netsum_dataplane::count;
 use tonic::Status;
 
@@ -90,7 +90,7 @@ pub async fn answer(
     evidence.bridging = bridging;
     let mut obstacles = evidence.obstacles();
     obstacles.iter_mut().for_each(|o| o.is_fatal &= is_known);
-    let rings = if job.state == State::Active {
+    let rings = if job.has_active_rings() {
         let evidence = |(number, ring): (JobRing, &RingSpec)| {
             ring_evidence(&inner, job, number, ring, &packets, [&before, &after])
         };

@@ -6,9 +6,9 @@ use netsum_api::v1 as api;
 use netsum_common::abi::RingNumber;
 use netsum_common::counters::Counter;
 use netsum_common::timing::{Histogram, RankTiming};
+use netsum_core::Job;
 use netsum_core::plane::{FlowSpec, RingSpec};
 use netsum_core::watch::RingView;
-use netsum_core::{Job, State};
 use netsum_dataplane::count;
 
 use super::agent::Inner;
@@ -48,7 +48,7 @@ pub(super) fn view(inner: &Inner, ring: &RingSpec, flows: &[FlowSpec]) -> anyhow
 
 /// Reads the load of a job's ring. An inactive ring is empty.
 pub fn ring_load(inner: &Inner, job: &Job, ring: &RingSpec) -> anyhow::Result<RingLoad> {
-    if job.state != State::Active {
+    if !job.has_active_rings() {
         return Ok(RingLoad {
             credit_used: vec![0; ring.config.members as usize],
             ..RingLoad::default()

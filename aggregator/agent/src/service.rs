@@ -14,7 +14,7 @@ use netsum_controller::backend::Backend as _;
 use netsum_controller::jobs::{election, shown};
 use netsum_controller::message::{RpcResult, mac_from_text, refused, senders, state_message};
 use netsum_core::plane::{FlowSpec, RingSpec};
-use netsum_core::{Job, JobRing, Rank, State};
+use netsum_core::{Job, JobRing, Rank};
 use netsum_dataplane::spread::FlowEndpoints;
 use netsum_dataplane::{Attached, ProgramFacts};
 use tonic::{Request, Response, Status};
@@ -353,7 +353,7 @@ fn ring_message(
         ring: job_ring.0,
         id: ring.id.0,
         cpu: inner.executor.plane.cpu_number(ring.cpu),
-        active: job.state == State::Active,
+        active: job.has_active_rings(),
         ranks: ring.config.members,
         mtu: ring.config.mtu,
         memory: memory.bytes(),

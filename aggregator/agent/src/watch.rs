@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use netsum_core::JobRing;
 use netsum_core::plane::RingSpec;
 use netsum_core::watch::RingEvent;
-use netsum_core::{JobRing, State};
 
 use super::agent::{Inner, Shared};
 use super::load::{flows_of, view};
@@ -88,7 +88,7 @@ fn poll(inner: &mut Inner, now: Instant) {
 }
 
 fn active_rings(inner: &Inner) -> impl Iterator<Item = (String, JobRing, RingSpec)> {
-    inner.controller.jobs().filter(|j| j.state == State::Active).flat_map(|j| {
+    inner.controller.jobs().filter(|j| j.has_active_rings()).flat_map(|j| {
         j.numbered_rings().map(|(number, ring)| (j.spec.name.clone(), number, ring.clone()))
     })
 }

@@ -146,8 +146,12 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     )))
 }
 
-fn warn_without_rings(group: &str, why: &str) {
-    log::warn!(NETSUM_JOB = group; "group {group}: its ranks sum over the hosts' ring: {why}");
+/// Why a box cannot sum for ranks.
+const NEIGHBOURS: &str = "so many ranks have one address that neighbours in the ring do, and what \
+    they send to each other does not reach a box";
+
+fn warn_without_rings(job: &str, why: &str) {
+    log::warn!(NETSUM_JOB = job; "job {job}: its ranks sum over the hosts' ring: {why}");
 }
 
 /// Warns if neighbours in the ring may send each other packets that bypass the box.
@@ -276,7 +280,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         if let Some(router) = router.filter(|by| mac != address.mac && from == Some(*by)) {
             return Err(record(Status::failed_precondition(translated(&address, router))));
         }
-        let warnings = behind_router(&address, mac).into_iter().collect();
+        let mut warnings: Vec<String> = behind_router(&address, mac).into_iter().collect();
         let (mut waiting, receiver) = {
             let mut inner = self.shared().lock();
             let (waiter, receiver) = inner.waiters.add();
@@ -294,9 +298,11 @@ impl<B: Backend> Worker for WorkerService<B> {
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
-            if had_rings && inner.controller.job(&r.job).is_ok_and(|job| job.rings.is_empty()) {
-                let why = "ranks of one host are neighbours, whose packets do not reach a box";
-                warn_without_rings(&r.job, why);
+            if had_rings
+                && !actions.is_empty()
+                && inner.controller.job(&r.job).is_ok_and(Job::is_summed_by_hosts)
+            {
+                warn_without_rings(&r.job, NEIGHBOURS);
             }
             // If a rank only waits, nothing has to be written.
             if !actions.is_empty() {
@@ -334,8 +340,15 @@ impl<B: Backend> Worker for WorkerService<B> {
             next_port: a.ports[0],
             previous_port: a.ports[1],
         });
+        let (may_fall_back, is_summed_by_hosts) =
+            (job.spec.host_ring_fallback, job.is_summed_by_hosts());
         let (ranks, on_host_ring) =
-            (ranks.collect(), job.spec.host_ring_fallback && current.on_host_ring);
+            (ranks.collect(), current.on_host_ring && (may_fall_back || is_summed_by_hosts));
+        if is_summed_by_hosts && !job.spec.is_group {
+            warnings.push(format!(
+                "the hosts' ring makes sums that are not hierarchical: {NEIGHBOURS}"
+            ));
+        }
         let heartbeat = self.shared().heartbeat.as_millis() as u32;
         let job = Some(rank_message(job, heartbeat));
         Ok(Response::new(api::JoinReply { job, ranks, on_host_ring, warnings }))
@@ -371,7 +384,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             }
             job => job.map_err(refused)?,
         };
-        let has_rings = !job.rings.is_empty();
+        let has_rings = !job.rings.is_empty() && !job.is_summed_by_hosts();
         let (state, error) = (state_message(&job.state).into(), error_of(job));
         let epoch = epoch_number(job);
         let path_test = job.epoch.as_ref().map_or(0, |epoch| epoch.path_test);

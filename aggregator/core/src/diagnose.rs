@@ -204,7 +204,13 @@ fn of_job(
         });
     }
     if findings.is_empty() {
-        let (what, next) = if rings.iter().all(|r| r.stalled.is_none()) {
+        let (what, next) = if job.is_summed_by_hosts() {
+            (
+                "the box sums only for its groups, if it has any: the job's own ring has neighbours \
+                 at one address, or no room here",
+                "nothing: its ranks sum over the hosts' ring",
+            )
+        } else if rings.iter().all(|r| r.stalled.is_none()) {
             (IDLE, "look at the application: its ranks are between two collectives")
         } else {
             ("sums are in progress", "nothing")

@@ -443,6 +443,17 @@ impl Job {
             .collect()
     }
 
+    /// Whether its ranks sum without the box: a host has so many of them that neighbours in the ring
+    /// share an address, or a group has no rings.
+    pub fn is_summed_by_hosts(&self) -> bool {
+        self.epoch.is_some() && self.flows.is_empty()
+    }
+
+    /// Whether its rings sum.
+    pub fn has_active_rings(&self) -> bool {
+        self.state == State::Active && !self.flows.is_empty()
+    }
+
     pub fn all_flow_keys(&self) -> Vec<FlowKey> {
         self.flows.iter().map(FlowSpec::key).chain(self.ended.iter().copied()).collect()
     }

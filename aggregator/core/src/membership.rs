@@ -119,8 +119,8 @@ impl Forming {
         let (rank, next) = pairs.find(|(rank, next)| ip(rank) == ip(next))?;
         Some(Refusal::NotNow(format!(
             "ranks {rank} and {next} have one address, {}, and what they send to each other does \
-             not reach a box: at most half of a job's ranks, and of those behind one box, may have \
-             one address. Ranks on a single host need no box: set NETSUM_PEERS",
+             not reach a box: at most half of the ranks behind one box may have one address. Create \
+             the job at the box, whose ranks may be distributed in any way",
             ip(rank)?
         )))
     }
@@ -311,7 +311,12 @@ impl Controller {
             actions.extend(self.begin(name, now));
             return actions;
         }
-        for (r, ring) in job.rings.iter().enumerate() {
+        // A manager gives boxes orders for rings with all their flows, or for none.
+        let is_manager = forming.ranks.values().any(|w| self.box_of(w.ifindex).is_some());
+        let (refused, on_host_ring) =
+            if is_manager { (own_neighbour, false) } else { (None, own_neighbour.is_some()) };
+        let rings = if on_host_ring { &[] } else { job.rings.as_slice() };
+        for (r, ring) in rings.iter().enumerate() {
             let neighbours = order.iter().zip(order.iter().cycle().skip(1));
             for (member, (rank, next)) in (0..).map(Rank).zip(neighbours) {
                 let [Some(w), Some(next)] = [rank, next].map(|rank| forming.ranks.get(rank)) else {
@@ -333,7 +338,7 @@ impl Controller {
         let sender = |member: Rank| order[member.0 as usize];
         let refusal = forming
             .one_address_twice()
-            .or(own_neighbour)
+            .or(refused)
             .or_else(|| self.kept_apart(&flows, sender))
             .or_else(|| self.contradiction(name, &flows, sender))
             .or_else(|| self.check_owners(name, &flows, sender).err());
@@ -355,13 +360,14 @@ impl Controller {
         job.flows = flows.clone();
         actions.extend(flows.into_iter().map(Action::AddFlow));
         actions.extend(job.activate_if_complete());
+        job.state = State::Active;
         let waiters: Vec<u64> = forming.ranks.values().map(|w| w.waiter).collect();
         job.idle_since = None;
         job.epoch = Some(Epoch {
             number,
             ring: order,
             reconnect: false,
-            on_host_ring: job.rings.is_empty(),
+            on_host_ring: job.flows.is_empty(),
             reports: vec![Some(RankReport::default()); forming.ranks.len()],
             path_test: 0,
             acknowledged: vec![0; forming.ranks.len()],
@@ -374,15 +380,17 @@ impl Controller {
         actions
     }
 
-    /// The order of ranks in the ring. Ports of several boxes are named BOX/PORT.
+    /// At a manager, the box that has a port: its name there is BOX/PORT.
+    fn box_of(&self, ifindex: u32) -> Option<&str> {
+        let port = self.ports.iter().find(|p| p.ifindex == ifindex)?;
+        port.name.split_once('/').map(|(of, _)| of)
+    }
+
+    /// The order of ranks in the ring.
     fn ring_order(&self, forming: &Forming) -> Vec<Rank> {
-        let behind = |ifindex| {
-            let port = self.ports.iter().find(|p| p.ifindex == ifindex)?;
-            port.name.split_once('/').map(|(of, _)| of)
-        };
         let location = |(rank, w): (&Rank, &Waiting)| Location {
             rank: *rank,
-            behind: behind(w.ifindex),
+            behind: self.box_of(w.ifindex),
             ip: w.address.ip,
         };
         ring_order(&forming.ranks.iter().map(location).collect::<Vec<_>>())

@@ -99,7 +99,7 @@ impl SavedJob {
 
     /// Whether its rings sum.
     pub fn is_active(&self) -> bool {
-        self.state == State::Active
+        self.state == State::Active && !self.flows.is_empty()
     }
 }
 
@@ -121,7 +121,8 @@ impl Controller {
                 ring: e.ring.clone(),
                 reconnect: e.reconnect,
                 // Ranks of other jobs report this themselves.
-                on_host_ring: e.on_host_ring && job.spec.host_ring_fallback,
+                on_host_ring: e.on_host_ring
+                    && (job.spec.host_ring_fallback || job.is_summed_by_hosts()),
             }),
             ended: job.ended.iter().map(|key| (unmapped(key.dst_ip), key.qpn)).collect(),
         };

@@ -902,7 +902,10 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks() {
         join
     });
     let actions: Vec<Action> = two.into_iter().flat_map(|r| c.join(r, now).unwrap()).collect();
-    assert!(format!("{actions:?}").contains("at most half"), "{actions:?}");
+    assert!(replies(&actions).iter().all(|(_, is_ok)| *is_ok), "{actions:?}");
+    let job = c.job("c").unwrap();
+    assert_eq!((job.is_summed_by_hosts(), job.has_active_rings()), (true, false));
+    assert!(job.epoch.as_ref().unwrap().on_host_ring);
 }
 
 /// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3. The flow of
