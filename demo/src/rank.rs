@@ -4,13 +4,13 @@ use std::cell::Cell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use clap::Args;
 use netsum_demo::data::Data;
 use netsum_demo::report::{Line, Trained};
 use netsum_demo::train::{Step, train};
 use netsum_demo::{LAYOUT, PATH_MTU};
-use netsum_worker::{Bootstrap, CommConfig, Communicator, Mode, Transport};
+use netsum_worker::{Bootstrap, CommConfig, Communicator, Mode, Secret, Transport};
 
 use crate::{Training, finish, print_line};
 
@@ -34,6 +34,9 @@ pub struct RankArgs {
     /// The job's token.
     #[arg(long, env = "NETSUM_TOKEN", hide_env_values = true)]
     token: Option<String>,
+    /// The ranks' secret, which seals all sums.
+    #[arg(long, env = "NETSUM_SECRET", hide_env_values = true)]
+    secret: Option<String>,
     /// Addresses of all ranks in rank order, instead of a controller: the ranks sum by a ring,
     /// without a job at a box.
     #[arg(long, value_delimiter = ',', conflicts_with = "controller")]
@@ -78,6 +81,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
         timeout,
         // Namespaces have no other transport.
         transport: Transport::Udp,
+        secret: args.secret.as_deref().map(Secret::new).transpose().map_err(Error::msg)?,
         ..CommConfig::new(args.rank, ranks, args.ip, args.bootstrap())
     })?;
     print_line(&Line::Connected)?;
@@ -109,6 +113,7 @@ pub fn run(args: &RankArgs) -> Result<()> {
         all_reduces,
         by_box,
         sums_verified: statistics.verified,
+        is_sealed: communicator.is_sealed(),
         retransmissions: statistics.traffic.unwrap_or_default().retransmissions,
         seconds,
         ..Trained::default()

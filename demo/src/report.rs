@@ -47,6 +47,7 @@ pub struct Trained {
     pub by_box: u64,
     /// Messages whose check lanes were correct.
     pub sums_verified: u64,
+    pub is_sealed: bool,
     /// Packets sent more than once.
     pub retransmissions: u64,
     /// Time of the training without connecting, in seconds.
@@ -74,6 +75,17 @@ pub struct Ring {
     pub seconds: f64,
     /// Whether all ranks' weights have the bits of the reference.
     pub identical: bool,
+}
+
+/// The training with sealed sums.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sealed {
+    /// Time of the training without connecting, in seconds.
+    pub seconds: f64,
+    /// Whether all ranks' weights have the bits of the reference.
+    pub identical: bool,
+    /// Whether the box made all sums, and all were sealed.
+    pub by_box: bool,
 }
 
 /// All results of the demo.
@@ -109,6 +121,8 @@ pub struct Summary {
     pub uplinks: Vec<LinkBytes>,
     /// The same training, with the sums done by the hosts' ring.
     pub ring: Option<Ring>,
+    /// The same training, with sealed sums.
+    pub sealed: Option<Sealed>,
     /// The failure, if one was asked for.
     pub failure: Option<Failure>,
     /// Mean loss of each step.
@@ -140,6 +154,14 @@ impl Summary {
         }
         if self.ring.as_ref().is_some_and(|ring| !ring.identical) {
             all.push("the weights of a ring's rank are not those of one process".to_owned());
+        }
+        if let Some(sealed) = &self.sealed {
+            if !sealed.identical {
+                all.push("the weights with sealed sums are not those of one process".to_owned());
+            }
+            if !sealed.by_box {
+                all.push("the box did not make all sums that were to be sealed".to_owned());
+            }
         }
         let (by_box, calls) = self.by_box();
         if let Some(failure) = &self.failure {
@@ -210,6 +232,7 @@ pub(crate) mod tests {
             all_reduces: 440,
             by_box: 440,
             sums_verified: 1320,
+            is_sealed: false,
             retransmissions: 0,
             seconds: 1.5,
         };
@@ -231,6 +254,7 @@ pub(crate) mod tests {
             links: vec![link; 4],
             uplinks: Vec::new(),
             ring: None,
+            sealed: None,
             failure: None,
             loss: (0..440).map(|i| 2.3 / (1.0 + i as f32 / 20.0)).collect(),
         }
@@ -261,6 +285,12 @@ pub(crate) mod tests {
             |identical| Some(Ring { links: vec![], uplinks: vec![], seconds: 1.0, identical });
         assert_eq!(Summary { ring: ring(true), ..summary() }.complaints(), [""; 0]);
         assert_eq!(Summary { ring: ring(false), ..summary() }.complaints().len(), 1);
+        let sealed = |identical, by_box| Some(Sealed { seconds: 1.0, identical, by_box });
+        for (identical, by_box) in [(true, true), (true, false), (false, true)] {
+            let complaints =
+                Summary { sealed: sealed(identical, by_box), ..summary() }.complaints();
+            assert_eq!(complaints.len(), usize::from(!(identical && by_box)));
+        }
         let ring = broken(|s| s.ranks[3].by_box = 0);
         assert!(ring.contains("THE BOX DID NOT SUM: 440 of 1 760"), "{ring}");
         // During a failure, hosts may sum for a while.

@@ -80,6 +80,13 @@ impl Summary {
                 ),
             ),
         ];
+        if let Some(sealed) = &self.sealed {
+            let remark = format!(
+                "neither readable nor forgeable; weights {} to one process's",
+                same(sealed.identical)
+            );
+            rows.push(row("time sealed", format!("{:.2} s", sealed.seconds), remark));
+        }
         if let Some(ring) = &self.ring {
             let remark = format!("weights {} to one process's", same(ring.identical));
             rows.push(row("time with a ring", format!("{:.2} s", ring.seconds), remark));

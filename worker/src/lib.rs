@@ -54,7 +54,7 @@ pub use half;
 pub use netsum_collective::call::Op;
 pub use netsum_collective::error::{Error, Position, UnreachableReason};
 pub use netsum_collective::report::{Mode, Report, Statistics, Traffic};
-pub use netsum_collective::seal::Secret;
+pub use netsum_collective::seal::{Secret, TAG_BYTES};
 pub use numeric::block::Width;
 pub use numeric::element::{Dtype, Element, Owned};
 pub use numeric::layout::Layout;

@@ -7,10 +7,12 @@ use netsum_demo::{LAYOUT, PATH_MTU};
 use netsum_lab::cluster::{Cluster, JobSpec};
 use netsum_lab::manager::Manager;
 use netsum_lab::{Lab, LabSpec};
+use netsum_worker::TAG_BYTES;
 
 use super::failure::Victim;
 
 const NAME: &str = "digits";
+const SEALED: &str = "digits-sealed";
 
 /// The data of a job that its ranks need.
 #[derive(Clone, Debug)]
@@ -34,25 +36,22 @@ impl Boxes {
     /// Builds the lab, starts the daemons, and creates the job; with several boxes, at their
     /// manager.
     pub fn start(spec: LabSpec) -> Result<Self> {
-        let job = JobSpec {
-            mtu: PATH_MTU,
-            message_size: LAYOUT.message_size,
-            window: LAYOUT.window,
-            // One ring for each spine, to use all of them.
-            rings: spec.spines as u32,
-            ..JobSpec::new(NAME, spec.hosts as u32)
-        };
         let mut cluster = Cluster::start(spec)?;
-        let (mut manager, mut controller) = (None, cluster.workers());
-        let token = if cluster.lab().spec().racks == 0 {
-            cluster.create_job(&job)?
+        let manager = if cluster.lab().spec().racks == 0 {
+            None
         } else {
             cluster.start_leaves()?;
-            controller = cluster.manager();
-            manager.insert(cluster.start_manager()?).create(&cluster, &job)?
+            Some(cluster.start_manager()?)
         };
-        let job = Job { name: NAME, token, controller: controller.to_string() };
+        let job = create(&cluster, manager.as_ref(), NAME, LAYOUT.message_size)?;
         Ok(Self { manager, cluster, job })
+    }
+
+    /// Creates a job for sealed sums. Its messages have room for a tag beside the same floats: so
+    /// its sums have the same bits.
+    pub fn create_sealed(&self) -> Result<Job> {
+        let message_size = LAYOUT.message_size + TAG_BYTES as u32;
+        create(&self.cluster, self.manager.as_ref(), SEALED, message_size)
     }
 
     pub fn lab(&self) -> &Lab {
@@ -76,9 +75,9 @@ impl Boxes {
         Ok(all)
     }
 
-    /// Deletes the job.
-    pub fn forget(&self) -> Result<()> {
-        let delete = ["job", "delete", NAME];
+    /// Deletes a job.
+    pub fn forget(&self, job: &Job) -> Result<()> {
+        let delete = ["job", "delete", job.name];
         match &self.manager {
             Some(manager) => manager.netsum(&self.cluster, &delete).map(drop),
             None => self.cluster.netsum(&delete).map(drop),
@@ -112,6 +111,29 @@ impl Boxes {
         let manager = self.manager.as_ref().map(Manager::log).unwrap_or_default();
         format!("\nlog of the box:\n{}{manager}", self.cluster.daemon_log())
     }
+}
+
+/// Creates a job; with several boxes, at their manager.
+fn create(
+    cluster: &Cluster,
+    manager: Option<&Manager>,
+    name: &'static str,
+    message_size: u32,
+) -> Result<Job> {
+    let spec = cluster.lab().spec();
+    let job = JobSpec {
+        mtu: PATH_MTU,
+        message_size,
+        window: LAYOUT.window,
+        // One ring for each spine, to use all of them.
+        rings: spec.spines as u32,
+        ..JobSpec::new(name, spec.hosts as u32)
+    };
+    let (token, controller) = match manager {
+        Some(manager) => (manager.create(cluster, &job)?, cluster.manager()),
+        None => (cluster.create_job(&job)?, cluster.workers()),
+    };
+    Ok(Job { name, token, controller: controller.to_string() })
 }
 
 /// The counters in the output of `netsum stats JOB -j`, without the timing.

@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use netsum_demo::failure::Failure;
-use netsum_demo::report::{Line, LinkBytes, Ring, Summary, Trained};
+use netsum_demo::report::{Line, LinkBytes, Ring, Sealed, Summary, Trained};
 use netsum_demo::train::Config;
 use netsum_demo::{DEFAULT_EPOCHS, PATH_MTU, plot};
 use netsum_lab::faults::Faults;
@@ -66,12 +66,12 @@ pub struct DemoArgs {
     /// With --racks: fail something during the training, for five seconds. `spine0`, `leaf1` and so
     /// on: kill netsum on that box, with its programs. `uplink`: cut the last leaf's link to the
     /// last spine. `manager`: kill the fabric manager. The training is slowed down to show the
-    /// effects, and the second training with the hosts' ring is skipped.
+    /// effects, and the trainings for comparison are skipped.
     #[arg(long, requires = "racks")]
     fail: Option<String>,
-    /// Skip the second training with the hosts' ring, which compares the bytes.
+    /// Train once: skip the trainings with sealed sums and with the hosts' ring, for comparison.
     #[arg(long)]
-    no_ring: bool,
+    once: bool,
 }
 
 /// The time of a step besides its all-reduce if something fails, in seconds.
@@ -105,13 +105,26 @@ pub fn run(args: DemoArgs) -> Result<()> {
 
     println!("training; the box{}", if args.racks == 0 { " sums" } else { "es sum" });
     let by_box = train(&mut boxes, &args, &config, &program, SumBackend::Box(&job), victim)?;
-    // Otherwise the boxes would sum the ring's packets, too.
-    boxes.forget()?;
-    let by_ring = if args.no_ring || victim.is_some() {
-        None
+    let compares = !args.once && victim.is_none();
+    let sealed = if compares {
+        println!("training again, with sums that the box can neither read nor forge");
+        let job = boxes.create_sealed()?;
+        // Only this program's processes need to agree on it.
+        let secret = format!("{:032x}", fastrand::u128(..));
+        let backend = SumBackend::Sealed(&job, &secret);
+        let sealed = train(&mut boxes, &args, &config, &program, backend, None)?;
+        boxes.forget(&job)?;
+        Some(sealed)
     } else {
+        None
+    };
+    // Otherwise the boxes would sum the ring's packets, too.
+    boxes.forget(&job)?;
+    let by_ring = if compares {
         println!("training again, summed by the hosts' ring, for comparison");
         Some(train(&mut boxes, &args, &config, &program, SumBackend::Ring, None)?)
+    } else {
+        None
     };
     drop(boxes);
     println!("training again in one process");
@@ -138,6 +151,11 @@ pub fn run(args: DemoArgs) -> Result<()> {
             uplinks: ring.uplinks,
             seconds: ring.ranks[0].seconds,
             identical: same(&ring.weights, &alone),
+        }),
+        sealed: sealed.map(|sealed| Sealed {
+            seconds: sealed.ranks[0].seconds,
+            identical: same(&sealed.weights, &alone),
+            by_box: sealed.ranks.iter().all(|r| r.is_sealed && r.by_box == r.all_reduces),
         }),
         failure: by_box.failure,
         loss: by_box.loss,

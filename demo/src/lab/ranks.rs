@@ -27,6 +27,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub enum SumBackend<'a> {
     /// The box, or several boxes.
     Box(&'a Job),
+    /// The same, with sums sealed by this secret.
+    Sealed(&'a Job, &'a str),
     /// The hosts' ring, which is not registered at any box.
     Ring,
 }
@@ -36,13 +38,14 @@ impl SumBackend<'_> {
     pub fn weights_file(self, rank: usize) -> String {
         match self {
             Self::Box(_) => format!("weights-{rank}.bin"),
+            Self::Sealed(..) => format!("weights-sealed-{rank}.bin"),
             Self::Ring => format!("weights-ring-{rank}.bin"),
         }
     }
 
     fn arguments(self, lab: &Lab) -> Vec<String> {
         match self {
-            Self::Box(job) => {
+            Self::Box(job) | Self::Sealed(job, _) => {
                 ["--controller", &job.controller, "--job", job.name, "--token", &job.token]
                     .map(str::to_owned)
                     .into()
@@ -109,6 +112,9 @@ impl Ranks {
                 &host.ip(0).to_string(),
             ]);
             command.args(summer.arguments(lab)).args(training_arguments(config));
+            if let SumBackend::Sealed(_, secret) = summer {
+                command.env("NETSUM_SECRET", secret);
+            }
             command.args(["--compute", &compute.to_string()]);
             command.arg("--weights").arg(out.join(summer.weights_file(rank)));
             // Ctrl-C is for this process, which ends the ranks in order.
