@@ -8,6 +8,18 @@
 //! | `egress` | device maps | gives each clone of a result its receiver's headers |
 //! | `guard` | ports, behind XDP | drops data that has bypassed `ingress` |
 //!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`packet`] | a packet in the driver's buffer, as the verifier follows it |
+//! | [`classify`] | which flow a packet belongs to; [`wrapped`]: behind tags and extension headers |
+//! | [`check`] | whether a contribution may be added |
+//! | [`payload`] | copies and adds payloads; [`float`](mod@float): floats |
+//! | [`saved`] | headers that a slot keeps for the result |
+//! | [`output`] | what becomes of a contribution's packet |
+//! | [`in_band`] | first packets of jobs that are set up in band |
+//! | [`trace`] | events for `netsum trace` |
+//! | [`maps`] | the maps |
+//!
 //! `spread.rs` is an object of its own, without the maps of these; `main.rs` is the object that the
 //! daemon loads; `bench/ebpf/src/main.rs` measures the parts.
 #![no_std]

@@ -16,6 +16,7 @@
 //! | [`client`] | connections to the boxes |
 //! | [`boxes`] | the known state of the boxes, and their ports |
 //! | [`hosts`] | finds the ports that hosts are behind |
+//! | `own_addresses` | addresses that boxes reserve for these ports |
 //! | [`dispatch`] | gives the boxes their orders, as the controller decides |
 //! | [`etcd`] | leader election of managers, and their state |
 //! | [`service`] | the service for boxes and links |

@@ -9,7 +9,8 @@
 //! | [`faults`] | links that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`attacker`] | a host that forges frames |
 //! | [`boxes`] | tests of boxes that are virtual machines |
-//! | [`cluster`] | the daemon on the box, and ranks on the hosts |
+//! | [`cluster`] | the daemon on the box, and ranks on the hosts; [`manager`]: that of several boxes |
+//! | [`machine`] | a node with files of its own |
 //! | [`cpu`] | pins threads to a CPU |
 //! | [`data`] | data that ranks reduce |
 //! | [`differential`] | the XDP programs against a model of them |
@@ -26,6 +27,7 @@
 //! | [`topology`] | bandwidths, racks, VLANs, and hosts behind a router |
 //! | [`traffic`] | ping and TCP transfers |
 //! | [`train`] | ranks that train with PyTorch |
+//! | [`mpi`] | programs of Open MPI and MPICH on the hosts |
 //! | [`vm`] | hosts that are virtual machines |
 //!
 //! Four kinds of ranks:

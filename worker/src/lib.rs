@@ -12,6 +12,7 @@
 //! | `local` | what the ranks of one host share |
 //! | `control` | client of the box's daemon |
 //! | [`addresses`] | this machine's addresses, and which to use |
+//! | `unshared` | descriptors that forked processes close |
 //!
 //! A rank uses an RDMA adapter if one has its address, else a UDP socket: see [`Transport`]. The
 //! feature `verbs`, on by default, is for adapters; it loads libibverbs when an adapter is opened.

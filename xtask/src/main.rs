@@ -23,6 +23,8 @@ mod sanitize;
 mod setup;
 mod simulate;
 mod soak;
+#[cfg(test)]
+mod tables;
 mod tally;
 mod test;
 #[cfg(test)]

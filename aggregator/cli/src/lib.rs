@@ -11,6 +11,8 @@
 //! | [`format`](mod@format) | text or JSON |
 //! | [`print`](mod@print) | the text of each object; [`layout`]: aligned lines |
 //! | [`fabric`] | `netsum fabric show`; [`topology`]: `netsum fabric topology` |
+//! | [`trees`] | `netsum fabric job show` |
+//! | [`spread`] | `netsum spread show` |
 //! | [`tenants`] | `netsum tenant show` |
 //! | [`timing`] | how long sums take and who is last; [`rates`]: `netsum stats --interval` |
 //! | [`top`] | `netsum top` |

@@ -12,7 +12,9 @@
 //! | [`members`] | contributors to a box, if boxes are in levels |
 //! | [`membership`] | ranks that join, live and leave |
 //! | [`plane`] | rings and flows, as passed to the data plane |
+//! | `rank` | the number of a rank |
 //! | [`port`] | faults of a port |
+//! | [`bridging`] | why a bridge may not forward; [`missing_packets`]: why packets do not arrive |
 //! | [`cost`] | what rings take, for plans |
 //! | [`pool`] | memory, ring numbers and CPUs |
 //! | [`tenant`] | tenants' limits for these |

@@ -6,6 +6,7 @@
 //! | [`config`] | configuration |
 //! | [`network`] | the interface of transports; [`transport`] opens the configured one |
 //! | [`sockets`] | UDP and AF_XDP sockets; [`allocator`] for their QPNs and PSNs |
+//! | `batching` | when to receive next |
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a controller or a list |
 //! | [`driver_lock`] | decides which thread drives |
