@@ -10,6 +10,7 @@ mod diagnose;
 mod encapsulations;
 mod epochs;
 mod fabric;
+mod fabric_failures;
 mod faults;
 mod faulty_links;
 mod first_packets;

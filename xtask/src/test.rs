@@ -51,7 +51,7 @@ const LANES: usize = 2;
 
 /// The longest modules of the lab's tests, which start first.
 const LONGEST: [&str; 8] =
-    ["fabric", "racks", "vm_ring", "vm_systemd", "vm_box", "inband", "vm_bond", "restart"];
+    ["fabric_failures", "racks", "vm_ring", "vm_systemd", "vm_box", "inband", "fabric", "restart"];
 
 /// Modules and single tests beside which no other lab tests run, only virtual machines: they must
 /// happen within a time, or depend on what other processes make on the machine.
