@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 pub async fn poll_first_packets(shared: Shared) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut lines = Lines::new(Instant::now());
+    let mut lines = LogBudget::new(Instant::now());
     loop {
         tick.tick().await;
         let mut inner = shared.lock();
@@ -30,13 +30,13 @@ pub async fn poll_first_packets(shared: Shared) {
 
 /// Rate limit for log lines: a client with a token can invent as many first packets as there are
 /// numbers.
-struct Lines {
+struct LogBudget {
     left: u32,
     since: Instant,
 }
 
-impl Lines {
-    /// Lines in a period; enough for the ranks of a large job.
+impl LogBudget {
+    /// LogBudget in a period; enough for the ranks of a large job.
     const MAX_LINES: u32 = 200;
     const PERIOD: Duration = Duration::from_secs(10);
 
@@ -72,7 +72,7 @@ fn has_released(inner: &Inner, job: &Job) -> bool {
     job.state == State::Active && !job.rings.iter().all(|ring| untouched(ring).unwrap_or(false))
 }
 
-fn take_first_packets(inner: &mut Inner, lines: &mut Lines, now: Instant) {
+fn take_first_packets(inner: &mut Inner, lines: &mut LogBudget, now: Instant) {
     let packets = match inner.executor.plane.first_packets() {
         Ok(packets) => packets,
         Err(e) => return log::error!("first packets cannot be read: {e:#}"),
@@ -91,7 +91,7 @@ fn take(
     inner: &mut Inner,
     number: RingNumber,
     packets: &[FirstPacket],
-    lines: &mut Lines,
+    lines: &mut LogBudget,
     now: Instant,
 ) {
     let (paused, released) = stop_if_it_may_restart_epoch(inner, number, packets);
@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn lines_are_rationed() {
         let start = Instant::now();
-        let mut lines = Lines::new(start);
-        for _ in 0..Lines::MAX_LINES {
+        let mut lines = LogBudget::new(start);
+        for _ in 0..LogBudget::MAX_LINES {
             assert_eq!(lines.level(Level::Warn, start), Level::Warn);
         }
-        assert_eq!(lines.level(Level::Warn, start + Lines::PERIOD / 2), Level::Debug);
-        assert_eq!(lines.level(Level::Info, start + Lines::PERIOD), Level::Info);
+        assert_eq!(lines.level(Level::Warn, start + LogBudget::PERIOD / 2), Level::Debug);
+        assert_eq!(lines.level(Level::Info, start + LogBudget::PERIOD), Level::Info);
     }
 }

@@ -53,7 +53,7 @@ impl Default for Limits {
 pub struct ConnectionLimiter {
     limits: Limits,
     addresses: Arc<Mutex<HashMap<IpAddr, Address>>>,
-    wrong: Arc<Mutex<Lines>>,
+    wrong: Arc<Mutex<LogInterval>>,
     /// Where to report ranks whose connections they have closed.
     disconnected: Option<UnboundedSender<(RankEpoch, Instant)>>,
 }
@@ -66,14 +66,14 @@ pub struct RankEpoch {
     pub epoch: u32,
 }
 
-/// Rate limit for log lines about one thing: one per [`Lines::INTERVAL`].
+/// Rate limit for log lines about one thing: one per [`LogInterval::INTERVAL`].
 #[derive(Debug, Default)]
-struct Lines {
+struct LogInterval {
     last: Option<Instant>,
     unlogged: u64,
 }
 
-impl Lines {
+impl LogInterval {
     const INTERVAL: Duration = Duration::from_secs(10);
 
     /// Counts an event. Returns how many went unlogged if a line is due.
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn wrong_tokens_make_one_line_in_an_interval_with_their_number() {
-        let (mut lines, begin) = (Lines::default(), Instant::now());
+        let (mut lines, begin) = (LogInterval::default(), Instant::now());
         let after = |ms: u32| begin + ms * Duration::from_millis(1);
         let logged: Vec<u64> = (0..9_000).filter_map(|ms| lines.record(after(ms))).collect();
         assert_eq!(logged, [0]);

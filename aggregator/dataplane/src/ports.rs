@@ -24,9 +24,7 @@ impl BpfDataPlane {
         let id = program.attach_to_if_index(ifindex, XdpMode::Driver)?;
         let ingress = match &self.pins {
             Some(pins) => {
-                let link = FdLink::try_from(program.take_link(id)?).context(
-                    "programs cannot outlive the daemon: this kernel lacks XDP links (Linux 5.9)",
-                )?;
+                let link = FdLink::try_from(program.take_link(id)?)?;
                 Attachment::Pinned(link.pin(pins.link(ifindex))?)
             }
             None => Attachment::Owned(id),
