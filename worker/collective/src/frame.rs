@@ -11,7 +11,7 @@ use crate::seal::{BYPASS_BYTES, Nonce};
 use crate::shape::JobShape;
 
 /// Version of these messages, and of the contents of messages to be summed.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 /// Longest text in bytes.
 const TEXT: usize = 400;
 /// Bytes of a [`Frame::Data`] before its lanes.
@@ -170,7 +170,8 @@ fn control_room(ranks: u32, rings: u32) -> usize {
 /// Room that the largest frame of a job needs: control, or a step of the hosts' ring.
 pub fn bypass_room(shape: &JobShape) -> usize {
     let lanes = shape.message_room() / 4;
-    let step = DATA_HEADER + lanes.div_ceil(shape.ranks as usize) * 4;
+    // A message is cut in at most one range of lanes for each rank, and one for all.
+    let step = DATA_HEADER + (lanes.div_ceil(shape.ranks as usize) + shape.ranks as usize) * 4;
     let room = step.max(control_room(shape.ranks, shape.layout.rings)).max(shape.mtu as usize);
     room + if shape.is_sealed { BYPASS_BYTES } else { 0 }
 }

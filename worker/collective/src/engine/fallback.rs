@@ -116,7 +116,9 @@ impl Engine {
             for message in kept {
                 match message.payload {
                     Some(payload) if message.number >= from => {
-                        self.contribute(now, channels, data, ring as u32, message.number, payload);
+                        let (number, chains) = (message.number, message.chains);
+                        let id = (ring as u32, number);
+                        self.contribute(now, channels, data, id, payload, chains);
                     }
                     None if message.number >= from => {
                         self.fail(

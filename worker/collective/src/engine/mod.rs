@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`queue`] | all-reduces that are open: how they begin and end |
 //! | [`operation`] | their messages and sums |
+//! | [`routes`] | how far the hosts' ring carries each message's lanes |
 //! | [`fallback`] | from the box to the hosts' ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, ranks that die or leave, failures |
 //! | [`sealing`] | the nonces of a sealed session |
@@ -47,6 +48,7 @@ mod operation;
 mod pool;
 mod queue;
 mod reconnect;
+mod routes;
 mod sealing;
 
 use std::collections::VecDeque;
@@ -62,7 +64,7 @@ use crate::failback::BoxTrust;
 use crate::frame::{DATA_HEADER, Descriptor, Frame, Progress, Reason, bypass_buffers, bypass_room};
 use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::ExponentPredictor;
-use crate::reduction::{Reductions, RingPosition};
+use crate::reduction::{Chain, Reductions, RingPosition};
 use crate::report::{Mode, Statistics};
 use crate::seal::{BYPASS_BYTES, Seal, Share};
 use crate::shape::JobShape;
@@ -112,6 +114,8 @@ struct Kept {
     number: u64,
     /// `None` while the connection has it.
     payload: Option<Buffer>,
+    /// How it would travel on the hosts' ring.
+    chains: Vec<Chain>,
 }
 
 /// One ring's messages, numbered over the connection's life.
@@ -460,7 +464,7 @@ impl Engine {
 
     /// Whether a rank, by the application's number, has left in good order.
     pub fn has_departed(&self, rank: u32) -> bool {
-        (0..self.member.ranks).any(|place| self.rank_of(place) == rank && self.has_left(place))
+        self.place_of(rank).is_some_and(|place| self.has_left(place))
     }
 
     /// Counts on from the operations of the connections before, which decides how floats in 16 bits
@@ -476,6 +480,11 @@ impl Engine {
 
     fn rank_of(&self, place: u32) -> u32 {
         self.application_ranks.get(place as usize).copied().unwrap_or(place)
+    }
+
+    /// The place of a rank in the ring, by the application's number.
+    fn place_of(&self, rank: u32) -> Option<u32> {
+        (0..self.member.ranks).find(|place| self.rank_of(*place) == rank)
     }
 
     pub fn own_rank(&self) -> u32 {

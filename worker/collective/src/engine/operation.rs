@@ -18,7 +18,7 @@ use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
 use crate::numeric::quant::{self, Exponents, Underflow};
 use crate::numeric::signs::Signs;
-use crate::reduction::StepMismatch;
+use crate::reduction::{Chain, StepMismatch};
 use crate::report::{Mode, Report};
 use crate::seal::TAG_BYTES;
 
@@ -165,6 +165,7 @@ impl Engine {
                 let mut payload = self.messages.take(channels);
                 let id = op.id(session, ring, number);
                 let signs = self.build(op, &*data, id, &message, &mut payload);
+                let chains = self.chains(op, &*data, &message, payload.len());
                 if let Some(seal) = &mut self.seal {
                     let parts = (message.exponent_bytes, signs);
                     seal.close((ring, number), CHECK_BYTES, parts, &mut payload);
@@ -176,10 +177,10 @@ impl Engine {
                 }
                 if self.sum_mode == SumMode::Box {
                     self.statistics.box_bytes += payload.len() as u64;
-                    self.rings[ring as usize].kept.push_back(Kept { number, payload: None });
+                    self.rings[ring as usize].kept.push_back(Kept { number, payload: None, chains });
                     channels.send(Channel::RingOut(ring), number, payload);
                 } else {
-                    self.contribute(now, channels, data, ring, number, payload);
+                    self.contribute(now, channels, data, (ring, number), payload, chains);
                 }
             }
         }
@@ -281,8 +282,8 @@ impl Engine {
         if self.is_abandoned(ring) {
             return;
         }
-        match self.open_and_examine(ring, sum) {
-            Verification::Sum => self.accept(now, data, ring, sum),
+        match self.open_and_examine(ring, sum, true) {
+            Verification::Sum => self.accept(now, data, ring, sum, true),
             Verification::Unsummed => {
                 self.statistics.unsummed += 1;
                 self.fall_back(channels, Reason::Unsummed, self.member.rank);
@@ -307,21 +308,23 @@ impl Engine {
             && self.operation_of(ring, verified).is_none()
     }
 
-    /// Takes the pads of a sealed sum away first.
-    fn open_and_examine(&self, ring: u32, sum: &mut [u8]) -> Verification {
-        let Some(seal) = &self.seal else { return self.examine(ring, sum) };
+    /// Takes the pads of a sealed sum away first. As [`examine`](Self::examine).
+    fn open_and_examine(&self, ring: u32, sum: &mut [u8], is_whole: bool) -> Verification {
+        let Some(seal) = &self.seal else { return self.examine(ring, sum, is_whole) };
         let id = (ring, self.rings[ring as usize].verified);
         seal.open(id, sum);
-        let found = self.examine(ring, sum);
+        let found = self.examine(ring, sum, is_whole);
         if found != Verification::Wrong {
             return found;
         }
         seal.reopen(id, sum);
-        let unsummed = self.examine(ring, sum) == Verification::Unsummed;
+        let unsummed = self.examine(ring, sum, is_whole) == Verification::Unsummed;
         if unsummed { Verification::Unsummed } else { Verification::Wrong }
     }
 
-    fn examine(&self, ring: u32, sum: &[u8]) -> Verification {
+    /// Checks a ring's next sum. Where this rank does not have all lanes of it, the sums over them
+    /// cannot be checked, but only the message's identity, and that all ranks take part.
+    fn examine(&self, ring: u32, sum: &[u8], is_whole: bool) -> Verification {
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         let Some((sum, tag)) = sum.len().checked_sub(tag).map(|at| sum.split_at(at)) else {
             return Verification::Wrong;
@@ -333,7 +336,8 @@ impl Engine {
             _ => return Verification::Wrong,
         };
         let check: [u32; CHECK_LANES] = std::array::from_fn(|i| u32::from_le_bytes(check[i]));
-        let (check, sums) = (Check::decode(check), quant::check_sums(lanes));
+        let check = Check::decode(check);
+        let sums = if is_whole { quant::check_sums(lanes) } else { check.data };
         let state = &self.rings[ring as usize];
         let own = self.operation_of(ring, state.verified).filter(|_| state.verified < state.next);
         let (Some(op), Some(session)) = (own.map(|at| &self.operations[at]), self.session) else {
@@ -361,8 +365,16 @@ impl Engine {
         }
     }
 
-    /// Writes back a verified sum, and notes the scales of later messages that it contains.
-    fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8]) {
+    /// Writes back a verified sum, unless this rank has only some of its lanes, and notes the scales
+    /// of later messages that it contains.
+    fn accept(
+        &mut self,
+        now: Instant,
+        lent: &mut dyn Data,
+        ring: u32,
+        sum: &[u8],
+        is_whole: bool,
+    ) {
         let (ranks, window) = (self.settings.summands, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
         let number = self.rings[ring as usize].verified;
@@ -396,10 +408,12 @@ impl Engine {
                         }
                     }
                 }
-                data.store(range, format, values);
+                if is_whole {
+                    data.store(range, format, values);
+                }
             }
         }
-        op.verified += 1;
+        op.verified += u64::from(is_whole);
         if again {
             op.rings[ring as usize].messages += 1;
         } else {
@@ -410,7 +424,7 @@ impl Engine {
             rank.started = rank.started.max(op.number());
         }
         op.on_host_ring |= self.sum_mode != SumMode::Box;
-        self.statistics.verified += 1;
+        self.statistics.verified += u64::from(is_whole);
         self.last_progress = now;
         state.verified += 1;
         while let Some(committed) = state.kept.pop_front_if(|k| k.number + window < state.verified)
@@ -459,15 +473,15 @@ impl Engine {
         now: Instant,
         channels: &mut dyn Channels,
         data: &mut dyn Data,
-        ring: u32,
-        number: u64,
+        (ring, number): (u32, u64),
         payload: Buffer,
+        chains: Vec<Chain>,
     ) {
         let (steps, out) = (&mut self.steps, &mut self.outgoing);
-        let done =
-            self.reductions.of(ring, number).contribute(self.member, payload, |step, lanes| {
-                out.push(data_frame(steps.take(channels), ring, number, step, lanes));
-            });
+        let reduction = self.reductions.of(ring, number);
+        let done = reduction.contribute(self.member, payload, chains, |step, lanes| {
+            out.push(data_frame(steps.take(channels), ring, number, step, lanes));
+        });
         self.after_steps(now, channels, data, ring, done);
     }
 
@@ -535,21 +549,28 @@ impl Engine {
         self.reductions.forget_done(member, ring, verified, verified.saturating_sub(self.window()));
         while !self.is_abandoned(ring) {
             let number = self.rings[ring as usize].verified;
-            let Some(mut sum) = self.reductions.take_done(member, ring, number) else { return };
-            if self.open_and_examine(ring, &mut sum) != Verification::Sum {
+            let done = self.reductions.take_done(member, ring, number);
+            let Some((mut sum, is_whole)) = done else { return };
+            if self.open_and_examine(ring, &mut sum, is_whole) != Verification::Sum {
                 self.statistics.wrong += 1;
                 self.suspect(now, Error::Protocol("a sum of the hosts' ring is wrong".to_owned()));
                 return;
             }
-            self.accept(now, data, ring, &sum);
+            self.accept(now, data, ring, &sum, is_whole);
             self.messages.give(sum);
         }
     }
 }
 
-fn data_frame(mut frame: Buffer, ring: u32, number: u64, step: u32, lanes: &[u8]) -> Buffer {
+fn data_frame<'a>(
+    mut frame: Buffer,
+    ring: u32,
+    number: u64,
+    step: u32,
+    pieces: &mut dyn Iterator<Item = &'a [u8]>,
+) -> Buffer {
     frame.resize(0);
     Frame::Data(DataHeader { ring, step, number }).encode_to(&mut frame);
-    frame.extend_from_slice(lanes);
+    pieces.for_each(|lanes| frame.extend_from_slice(lanes));
     frame
 }

@@ -247,6 +247,10 @@ pub trait Data {
     fn elements(&self) -> (Dtype, usize) {
         (self.dtype(), self.len())
     }
+    /// The caller's elements that are in some of the lanes.
+    fn elements_in(&self, lanes: Range<usize>) -> Range<usize> {
+        lanes
+    }
     fn exponents(&self, range: Range<usize>) -> Exponents;
     /// Writes the counts for a block's largest exponent.
     fn write_exponent(&self, range: Range<usize>, counts: &mut [u8]) {

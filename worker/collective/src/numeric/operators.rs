@@ -361,6 +361,12 @@ impl<E: Elements> Data for Reduction<E> {
     fn elements(&self) -> (Dtype, usize) {
         (E::Element::DTYPE, self.elements.len())
     }
+    fn elements_in(&self, lanes: Range<usize>) -> Range<usize> {
+        let Some(code) = self.code else { return lanes };
+        let (elements, of_group) = code.group();
+        let end = lanes.end.div_ceil(of_group) * elements;
+        lanes.start / of_group * elements..end.min(self.elements.len())
+    }
     fn exponents(&self, range: Range<usize>) -> Exponents {
         self.elements.exponents(range)
     }
