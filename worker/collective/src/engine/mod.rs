@@ -46,6 +46,8 @@ mod fallback;
 mod liveness;
 mod operation;
 mod pool;
+#[cfg(test)]
+mod prices;
 mod queue;
 mod reconnect;
 mod routes;

@@ -164,8 +164,10 @@ impl Engine {
                 }
                 let mut payload = self.messages.take(channels);
                 let id = op.id(session, ring, number);
-                let signs = self.build(op, &*data, id, &message, &mut payload);
-                let chains = self.chains(op, &*data, &message, payload.len());
+                let lent: &dyn Data = data;
+                let of_op = op.data.as_ref().map_or(lent, |data| &**data);
+                let signs = self.build(op, of_op, id, &message, &mut payload);
+                let chains = self.chains(op, of_op, &message, payload.len());
                 if let Some(seal) = &mut self.seal {
                     let parts = (message.exponent_bytes, signs);
                     seal.close((ring, number), CHECK_BYTES, parts, &mut payload);
@@ -177,7 +179,11 @@ impl Engine {
                 }
                 if self.sum_mode == SumMode::Box {
                     self.statistics.box_bytes += payload.len() as u64;
-                    self.rings[ring as usize].kept.push_back(Kept { number, payload: None, chains });
+                    self.rings[ring as usize].kept.push_back(Kept {
+                        number,
+                        payload: None,
+                        chains,
+                    });
                     channels.send(Channel::RingOut(ring), number, payload);
                 } else {
                     self.contribute(now, channels, data, (ring, number), payload, chains);
@@ -210,13 +216,12 @@ impl Engine {
     fn build(
         &self,
         op: &Operation,
-        lent: &dyn Data,
+        data: &dyn Data,
         id: MessageId,
         message: &Message,
         out: &mut Buffer,
     ) -> Signs {
         let ring = id.ring;
-        let data: &dyn Data = op.data.as_ref().map_or(lent, |data| &**data);
         let (element, format) = self.element(op, ring, message);
         out.resize(message.len(element));
         let (check, lanes) = out.split_at_mut(CHECK_BYTES);
@@ -367,14 +372,7 @@ impl Engine {
 
     /// Writes back a verified sum, unless this rank has only some of its lanes, and notes the scales
     /// of later messages that it contains.
-    fn accept(
-        &mut self,
-        now: Instant,
-        lent: &mut dyn Data,
-        ring: u32,
-        sum: &[u8],
-        is_whole: bool,
-    ) {
+    fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8], is_whole: bool) {
         let (ranks, window) = (self.settings.summands, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };
         let number = self.rings[ring as usize].verified;
