@@ -289,25 +289,27 @@ mod tests {
         let mut queues: Vec<VecDeque<(u32, Vec<u8>)>> = vec![VecDeque::new(); ranks];
         let mut sent = vec![0; ranks];
         let most = messages[0].len().div_ceil(4 * ranks) * 4 + 4 * ranks;
+        let mut send = |queues: &mut [VecDeque<_>],
+                        r: usize,
+                        step,
+                        pieces: &mut dyn Iterator<Item = &[u8]>| {
+            let part: Vec<u8> = pieces.flatten().copied().collect();
+            assert!(part.len() <= most, "{} of {most} bytes", part.len());
+            sent[r] += part.len();
+            queues[(r + 1) % ranks].push_back((step, part));
+        };
         for r in (0..ranks).filter(|r| *r != late).chain([late]) {
-            let mut send = |r: usize, step, pieces: &mut dyn Iterator<Item = &[u8]>| {
-                let part: Vec<u8> = pieces.flatten().copied().collect();
-                assert!(part.len() <= most, "{} of {most} bytes", part.len());
-                sent[r] += part.len();
-                queues[(r + 1) % ranks].push_back((step, part));
-            };
             let (lanes, chains) = (messages[r].clone().into(), chains.to_vec());
-            reductions[r].contribute(position(r), lanes, chains, |s, l| send(r, s, l)).unwrap();
+            let send_own =
+                |step, pieces: &mut dyn Iterator<Item = &[u8]>| send(&mut queues, r, step, pieces);
+            reductions[r].contribute(position(r), lanes, chains, send_own).unwrap();
             // All ranks process what has arrived.
             while let Some(r) = (0..ranks).find(|r| !queues[*r].is_empty()) {
                 let (step, part) = queues[r].pop_front().unwrap();
-                let send = |s, pieces: &mut dyn Iterator<Item = &[u8]>| {
-                    let part: Vec<u8> = pieces.flatten().copied().collect();
-                    assert!(part.len() <= most, "{} of {most} bytes", part.len());
-                    sent[r] += part.len();
-                    queues[(r + 1) % ranks].push_back((s, part));
+                let send_on = |step, pieces: &mut dyn Iterator<Item = &[u8]>| {
+                    send(&mut queues, r, step, pieces)
                 };
-                reductions[r].step(position(r), step, &part, send).unwrap();
+                reductions[r].step(position(r), step, &part, send_on).unwrap();
             }
         }
         let results = reductions.into_iter().enumerate().map(|(r, mut reduction)| {

@@ -36,7 +36,8 @@ impl fmt::Display for Mode {
 pub struct Report {
     /// [`Mode::HostRing`] if the hosts' ring summed any part.
     pub mode: Mode,
-    /// Sums (of messages) whose check lanes were verified.
+    /// Sums (of messages) whose check lanes were verified with all their data. Over the hosts' ring
+    /// a rank does not get, nor count, all sums of others' parts: see [`crate::engine`].
     pub verified: u64,
     /// Time from the call to the last sum.
     pub elapsed: Duration,
@@ -59,7 +60,7 @@ pub struct Statistics {
     /// Those that were hierarchical: see [`Report::hierarchical`]. Other counts include the rings
     /// between hosts.
     pub hierarchical: u64,
-    /// Sums (of messages) whose check lanes were verified.
+    /// Sums (of messages) whose check lanes were verified with all their data.
     pub verified: u64,
     /// Messages received that no box had summed.
     pub unsummed: u64,

@@ -1,5 +1,5 @@
-//! Broadcast, gather and other collectives. Each is one sum over all ranks, made by the box or the
-//! hosts' ring as an all-reduce is.
+//! Broadcast, gather and other collectives. Each is one sum over all ranks. The box makes it as it
+//! makes an all-reduce; the hosts' ring sends lanes only where they are needed.
 
 use std::ops::{Deref, DerefMut};
 
@@ -19,6 +19,19 @@ fn reduction(op: Op, root: Option<u32>) -> Collective {
 /// Operations are in flight when these methods return, as with
 /// [`all_reduce_async`](Communicator::all_reduce_async). All ranks must call with the same lengths,
 /// roots and [`Op`]; otherwise all get [`Error::Mismatch`], which names both calls.
+///
+/// A rank sends, of the D bytes that all lanes have, with N ranks:
+///
+/// | operation | through a box | over the hosts' ring |
+/// | --- | --- | --- |
+/// | all-reduce | D | 2 (N - 1) / N D |
+/// | reduce, broadcast | D | D, or nothing |
+/// | reduce-scatter, all-gather | D | (N - 1) / N D |
+/// | all-to-all | D, N times what a rank gives | (N - 1) / 2N D |
+///
+/// Messages of a reduce-scatter that are in two ranks' parts cost as much as those of an all-reduce,
+/// and messages of an all-to-all with several blocks as those of an all-gather. With a secret
+/// (`NETSUM_SECRET`), all cost as much as an all-reduce over the hosts' ring.
 ///
 /// Arrays of one operation must not share memory, except in place: the shorter array may be exactly
 /// this rank's part of the longer one. Otherwise the call returns [`Error::Argument`] and is not
@@ -148,8 +161,10 @@ impl Communicator {
         })
     }
 
-    /// Gives rank r the concatenated r-th parts of each rank's bytes. All bytes go to all ranks, so
-    /// with N ranks it takes N times as long as direct connections would: use it for little data.
+    /// Gives rank r the concatenated r-th parts of each rank's bytes. Through a box all bytes go to
+    /// all ranks, so with N ranks it takes N times as long as direct connections would: use it for
+    /// little data. Over the hosts' ring, large parts go only as far as they must, which takes N / 2
+    /// times as long.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths

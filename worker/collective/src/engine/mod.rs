@@ -31,6 +31,11 @@
 //! numbers only: the next operation's messages go out while the window has room and this one has
 //! no more to send. Operations are completed in their order.
 //!
+//! ## Collectives on the hosts' ring
+//! Lanes that only some ranks need, or that one rank contributes, do not go around twice: see
+//! `engine/routes.rs`. A rank without all lanes of a message checks only its identity, and that all
+//! ranks take part; another rank has all of them, and checks their sums.
+//!
 //! ## Few floats
 //! A small operation of floats is one message, if the prediction of its exponents is right. All
 //! ranks predict alike: the exponents that the last such message of this ring has needed whose

@@ -201,6 +201,68 @@ fn a_box_that_vanishes_in_the_middle_is_replaced() {
     assert!(fell_back > 40, "only {fell_back} of 60 boxes vanished in time");
 }
 
+/// A rank may have verified messages that others still need when all fall back.
+#[test]
+fn each_collective_is_completed_without_a_box_that_vanishes() {
+    let mut fell_back = 0;
+    for seed in 0..80u64 {
+        let layout = layouts().nth(seed as usize % 5).unwrap();
+        let ranks = [2, 3, 4, 8][seed as usize % 4];
+        let (n, root) = (ranks as usize, seed as u32 % ranks);
+        let part = n * 40;
+        let (length, bytes) = (n * part, part as u64 * 4);
+        let collective = [
+            Collective::ReduceScatter(Op::Sum),
+            Collective::Reduce { op: Op::Sum, root },
+            Collective::AllGather { block: bytes },
+            Collective::AllToAll { block: bytes / u64::from(ranks) },
+            Collective::Broadcast { root, block: bytes * u64::from(ranks) },
+        ][seed as usize / 4 % 5];
+        let gives = |rank: u32, i: usize| match collective {
+            Collective::AllGather { .. } | Collective::AllToAll { .. } => i / part == rank as usize,
+            Collective::Broadcast { root, .. } => rank == root,
+            _ => true,
+        };
+        let gets = |rank: u32, i: usize| match collective {
+            Collective::ReduceScatter(_) => i / part == rank as usize,
+            Collective::Reduce { root, .. } => rank == root,
+            Collective::AllToAll { .. } => i / (part / n) % n == rank as usize,
+            _ => true,
+        };
+        let data = |rank, salt| match ints(rank, length, seed * 10 + salt) {
+            _ if salt == 1 && gives(0, 0) && gives(1, 0) => floats(rank, length, seed),
+            Vector::I(x) => Vector::I(
+                x.into_iter()
+                    .enumerate()
+                    .map(|(i, x)| if gives(rank, i) { x } else { 0 })
+                    .collect(),
+            ),
+            other => other,
+        };
+        let present = Duration::ZERO..Duration::from_micros(50 + 37 * seed);
+        let faults = even(seed as u32 % 3 * 10, 5, 10);
+        let called = vec![call::Call::from(collective); n];
+        let spec = Spec { faults, present, called, ..Spec::new(ranks, layout, seed) };
+        let calls = |rank| {
+            (0..3).map(|salt| Call { data: data(rank, salt), not_before: Duration::ZERO }).collect()
+        };
+        let mut sim = Sim::new(&spec, calls);
+        sim.run();
+        for (rank, host) in (0..).zip(&sim.hosts) {
+            fell_back += host.engine.statistics().fallbacks;
+            for (salt, (outcome, got, _)) in (0..).zip(&host.results) {
+                assert!(outcome.is_ok(), "seed {seed} rank {rank}: {outcome:?}");
+                let all: Vec<_> = (0..ranks).map(|rank| data(rank, salt)).collect();
+                let sums = Vector::sum(&layout, &all);
+                let got = got.bits();
+                let wrong = (0..length).find(|i| gets(rank, *i) && got[*i] != sums[*i]);
+                assert_eq!(wrong, None, "seed {seed} rank {rank}: {collective:?}");
+            }
+        }
+    }
+    assert!(fell_back > 150, "only {fell_back} ranks fell back");
+}
+
 #[test]
 fn a_box_that_appears_in_the_middle_disturbs_nobody() {
     for seed in 0..20 {
