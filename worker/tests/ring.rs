@@ -765,3 +765,44 @@ fn floats_that_count_as_zero_are_counted() {
         assert_eq!(comm.statistics().underflows, 2 + 1 + 99);
     });
 }
+
+/// Bytes of packets, acknowledgements among them.
+#[test]
+fn reduce_scatter_and_all_gather_send_half_of_an_all_reduce() {
+    const RANKS: usize = 4;
+    const PART: usize = 1 << 20;
+    let layout = Layout { message_size: 65536, window: 8, rings: 1 };
+    run(23, RANKS as u32, layout, |mut comm| {
+        let own = floats(comm.rank(), RANKS * PART);
+        comm.barrier().unwrap();
+        let sent = |comm: &Communicator| {
+            let s = comm.statistics();
+            assert_eq!(s.fallbacks, 1);
+            (s.ring_bytes, s.traffic.unwrap().bytes_sent)
+        };
+        let mut before = sent(&comm);
+        let mut price = |comm: &Communicator| {
+            let (ring, wire) = sent(comm);
+            let data = (RANKS * PART * 4) as f64;
+            let price = [ring - before.0, wire - before.1].map(|bytes| bytes as f64 / data);
+            before = (ring, wire);
+            price
+        };
+        let part = vec![0.0; PART];
+        let work = comm.reduce_scatter_async(own.clone(), part, Op::Sum).unwrap();
+        let ((_, part), _) = work.wait().unwrap();
+        let scatter = price(&comm);
+        let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let all = vec![0; RANKS * PART * 4];
+        let ((_, all), _) = comm.all_gather_async(bytes, all).unwrap().wait().unwrap();
+        let gather = price(&comm);
+        let mut sums = own;
+        comm.all_reduce(&mut sums).unwrap();
+        let sums: Vec<u8> = sums.iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert!(sums == all, "the same bits");
+        println!("{scatter:?} {gather:?} {:?}", price(&comm));
+        for [ring, wire] in [scatter, gather] {
+            assert!(ring < 0.75 * 1.03 && wire < 0.75 * 1.08, "{scatter:?} {gather:?}");
+        }
+    });
+}
