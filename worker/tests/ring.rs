@@ -657,7 +657,7 @@ fn each_pair_of_different_calls_is_an_error_that_names_both() {
             let rank = |rank| {
                 let call = if rank == odd { a } else { b };
                 // The others' error may arrive before this rank is connected.
-                let connected = Communicator::connect(config(22 + n as u8 % 4, rank, 3, LAYOUT));
+                let connected = Communicator::connect(config(22 + n as u8 % 3, rank, 3, LAYOUT));
                 connected.and_then(|mut comm| call.1(&mut comm)).expect_err("an error")
             };
             let threads: Vec<_> = (0..3).map(|r| s.spawn(move || rank(r))).collect();
@@ -772,8 +772,8 @@ fn reduce_scatter_and_all_gather_send_half_of_an_all_reduce() {
     const RANKS: usize = 4;
     const PART: usize = 1 << 20;
     let layout = Layout { message_size: 65536, window: 8, rings: 1 };
-    run(23, RANKS as u32, layout, |mut comm| {
-        let own = floats(comm.rank(), RANKS * PART);
+    run(25, RANKS as u32, layout, |mut comm| {
+        let own: Vec<f32> = floats(comm.rank(), 100_000).repeat(42)[..RANKS * PART].to_vec();
         comm.barrier().unwrap();
         let sent = |comm: &Communicator| {
             let s = comm.statistics();
@@ -800,9 +800,9 @@ fn reduce_scatter_and_all_gather_send_half_of_an_all_reduce() {
         comm.all_reduce(&mut sums).unwrap();
         let sums: Vec<u8> = sums.iter().flat_map(|x| x.to_le_bytes()).collect();
         assert!(sums == all, "the same bits");
-        println!("{scatter:?} {gather:?} {:?}", price(&comm));
-        for [ring, wire] in [scatter, gather] {
-            assert!(ring < 0.75 * 1.03 && wire < 0.75 * 1.08, "{scatter:?} {gather:?}");
+        // Scales go to all ranks, and some messages are in two ranks' parts.
+        for ([ring, wire], most) in [(scatter, 0.75 * 1.08), (gather, 0.75 * 1.005)] {
+            assert!(ring < most && wire < most * 1.05, "{scatter:?} {gather:?}");
         }
     });
 }
