@@ -560,12 +560,12 @@ impl Engine {
     }
 }
 
-fn data_frame<'a>(
+fn data_frame(
     mut frame: Buffer,
     ring: u32,
     number: u64,
     step: u32,
-    pieces: &mut dyn Iterator<Item = &'a [u8]>,
+    pieces: &mut dyn Iterator<Item = &[u8]>,
 ) -> Buffer {
     frame.resize(0);
     Frame::Data(DataHeader { ring, step, number }).encode_to(&mut frame);
