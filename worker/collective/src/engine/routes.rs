@@ -13,6 +13,9 @@
 //! the message's identity, and that all ranks take part. They use its exponents, which are not
 //! verified there.
 //!
+//! An all-to-all stays with the box while this sums: the window, the kept messages and the fallback
+//! know one way of summing at a time.
+//!
 //! In a sealed session all messages go around twice: each rank that takes the pads off needs all
 //! lanes.
 
