@@ -7,7 +7,8 @@
 use arbitrary::{Result, Unstructured};
 use netsum_collective::buffer::Buffer;
 use netsum_collective::frame::{Frame, VERSION};
-use netsum_collective::seal::{Seal, Secret, Share};
+use netsum_collective::seal::{Exchange, GroupKey, Seal, Secret, Share};
+use zeroize::Zeroizing;
 
 pub fn run(input: &[u8]) {
     read(input);
@@ -20,8 +21,8 @@ pub fn run(input: &[u8]) {
 /// The input as a frame of a kind that there is, half of the greetings with the right version.
 fn with_kind(input: &[u8]) -> Option<Vec<u8>> {
     let (choice, rest) = input.split_first()?;
-    let mut frame = u32::from(1 + choice % 13).to_le_bytes().to_vec();
-    if choice % 13 == 0 && choice % 2 == 0 {
+    let mut frame = u32::from(1 + choice % 14).to_le_bytes().to_vec();
+    if choice % 14 == 0 && choice & 64 == 0 {
         frame.extend(VERSION.to_le_bytes());
     }
     frame.extend(rest);
@@ -45,8 +46,9 @@ fn read(input: &[u8]) {
 
 fn seal(rank: u32) -> Seal {
     let secret = Secret::new("a secret of the ranks").expect("long enough");
-    let share = Share::new(secret, &["job"], [7; 16]);
-    Seal::new(&share, b"a job", vec![[1; 16], [2; 16]], rank, (1, 64))
+    let share = Share::new(secret, &["job"], &Zeroizing::new([7; 64]));
+    let exchange = Exchange::new(share, b"a job", rank);
+    exchange.seal(&[[1; 32], [2; 32]], &GroupKey::new([3; 32]), (1, 64))
 }
 
 fn forge(u: &mut Unstructured) -> Result<()> {

@@ -8,7 +8,8 @@ use netsum_collective::numeric::block::{BLOCK, Blocks, EXPONENT_BYTES, Width, wr
 use netsum_collective::numeric::limbs::Limbs;
 use netsum_collective::numeric::quant::{Scale, bucket, check_sums, exponents};
 use netsum_collective::numeric::signs::Signs;
-use netsum_collective::seal::{Seal, Secret, Share, TAG_BYTES};
+use netsum_collective::seal::{Exchange, GroupKey, Seal, Secret, Share, TAG_BYTES};
+use zeroize::Zeroizing;
 
 const LEN: usize = 64 << 10;
 
@@ -146,11 +147,11 @@ fn crc_of_packets(b: Bencher<'_, '_>) {
 
 fn seal() -> Seal {
     let secret = Secret::new("a secret of benchmarks").expect("it is long enough");
-    Seal::new(
-        &Share::new(secret, &[], [2; 16]),
-        &[],
-        vec![[1; 16], [2; 16], [3; 16], [4; 16]],
-        1,
+    let share = Share::new(secret, &[], &Zeroizing::new([2; 64]));
+    let exchange = Exchange::new(share, &[], 1);
+    exchange.seal(
+        &[[1; 32], [2; 32], [3; 32], [4; 32]],
+        &GroupKey::new([5; 32]),
         (1, LEN + TAG_BYTES),
     )
 }

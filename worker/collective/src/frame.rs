@@ -7,7 +7,7 @@ use crate::call::{Call, Collective};
 use crate::error::Error;
 use crate::numeric::block::Width;
 use crate::numeric::element::Dtype;
-use crate::seal::{BYPASS_BYTES, Nonce};
+use crate::seal::{BYPASS_BYTES, Proof, PublicKey, SealedKey};
 use crate::shape::JobShape;
 
 /// Version of these messages, and of the contents of messages to be summed.
@@ -122,9 +122,10 @@ pub enum Frame {
     OtherVersion(u32),
     /// The session's number, drawn by rank 0 and forwarded by all.
     Session(u64),
-    /// In a sealed session, in place of its number: the nonces of the ranks up to the sender, then
-    /// those of all.
-    Nonces(Vec<Nonce>),
+    /// In a sealed session, in place of its number: the keys of the ranks up to the sender.
+    Keys { keys: Vec<PublicKey>, proof: Proof },
+    /// Then those of all ranks, and the group key.
+    GroupKey { keys: Vec<PublicKey>, sealed: SealedKey },
     /// A keep-alive, with the operations that each rank has started and completed, as far as the
     /// sender knows.
     Status { ranks: Vec<Progress> },
@@ -164,7 +165,7 @@ pub struct DataHeader {
 
 /// Room that the largest control frame needs.
 fn control_room(ranks: u32, rings: u32) -> usize {
-    64 + TEXT + (ranks as usize * 16).max(rings as usize * 8)
+    64 + TEXT + (ranks as usize * 32).max(rings as usize * 8)
 }
 
 /// Room that the largest frame of a job needs: control, or a step of the hosts' ring.
@@ -180,6 +181,12 @@ pub fn bypass_room(shape: &JobShape) -> usize {
 /// sender of more frames at once gets RNR NAKs and waits.
 pub fn bypass_buffers(shape: &JobShape) -> usize {
     ((32 << 20) / bypass_room(shape)).clamp(8, 64)
+}
+
+/// Pieces of a fixed length, if nothing is left over.
+fn whole<const N: usize>(bytes: &[u8]) -> Option<Vec<[u8; N]>> {
+    let (pieces, rest) = bytes.as_chunks();
+    rest.is_empty().then(|| pieces.to_vec())
 }
 
 impl Frame {
@@ -220,9 +227,15 @@ impl Frame {
                 u32s(w, &[9]);
                 u64(w, *session);
             }
-            Self::Nonces(nonces) => {
+            Self::Keys { keys, proof } => {
                 u32s(w, &[11]);
-                w.extend_from_slice(nonces.as_flattened());
+                w.extend_from_slice(keys.as_flattened());
+                w.extend_from_slice(proof);
+            }
+            Self::GroupKey { keys, sealed } => {
+                u32s(w, &[13]);
+                w.extend_from_slice(keys.as_flattened());
+                w.extend_from_slice(sealed);
             }
             Self::Status { ranks } => {
                 u32s(w, &[2]);
@@ -288,8 +301,8 @@ impl Frame {
             b.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
         };
         let longs = |at: usize| -> Option<Vec<u64>> {
-            let (longs, rest) = b.get(at..)?.as_chunks::<8>();
-            rest.is_empty().then(|| longs.iter().map(|l| u64::from_le_bytes(*l)).collect())
+            let longs: Vec<[u8; 8]> = whole(b.get(at..)?)?;
+            Some(longs.into_iter().map(u64::from_le_bytes).collect())
         };
         Some(match word(0)? {
             1 if word(1)? != VERSION => Self::OtherVersion(word(1)?),
@@ -346,10 +359,14 @@ impl Frame {
             9 => Self::Session(long(4)?),
             10 => Self::FullSize(b.len()),
             11 => {
-                let (nonces, rest) = b[4..].as_chunks();
-                Self::Nonces(rest.is_empty().then(|| nonces.to_vec())?)
+                let (keys, proof) = b[4..].split_last_chunk()?;
+                Self::Keys { keys: whole(keys)?, proof: *proof }
             }
             12 => Self::Silent { rank: word(1)? },
+            13 => {
+                let (keys, sealed) = b[4..].split_last_chunk()?;
+                Self::GroupKey { keys: whole(keys)?, sealed: *sealed }
+            }
             _ => return None,
         })
     }
@@ -402,7 +419,8 @@ mod tests {
             Frame::FullSize(256),
             Frame::OtherVersion(VERSION - 1),
             Frame::Session(u64::MAX - 5),
-            Frame::Nonces(vec![[7; 16], [9; 16]]),
+            Frame::Keys { keys: vec![[7; 32], [9; 32]], proof: [1; 32] },
+            Frame::GroupKey { keys: vec![[7; 32], [8; 32], [9; 32]], sealed: [2; 48] },
             Frame::Silent { rank: 63 },
         ] {
             let mut bytes = Buffer::default();
@@ -418,7 +436,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(Frame::decode(&[13, 0, 0, 0]), None);
+        assert_eq!(Frame::decode(&[14, 0, 0, 0]), None);
     }
 
     #[test]

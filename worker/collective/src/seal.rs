@@ -1,23 +1,48 @@
 //! Sealed sums: a box adds messages that it can neither read nor forge.
 //!
 //! ## Keys
-//! All ranks have a [`Secret`] that nobody else has. In each session each rank draws a nonce of
-//! 128 bits. The nonces go around the ring of bypass connections twice, first to be collected,
-//! then to be known to all. A rank goes on only if its own nonce is at its own place. HKDF-SHA256
-//! (RFC 5869) gives the session's keys. Its input is the secret, its salt a hash of the nonces,
-//! and of all that the ranks must agree on: names of job and group, and how data is cut. So ranks
-//! of two sessions, or with two ideas of one, never sum with each other.
+//! All ranks have a [`Secret`] that nobody else has. In each session each rank draws a key pair of
+//! X25519 (RFC 7748), and rank 0 also a *group key* of 32 bytes. The public keys go around the ring
+//! of bypass connections twice ([`Exchange`]):
 //!
-//! | label | key of |
-//! | --- | --- |
-//! | `pad`, place i | the pad that ranks i - 1 and i share |
-//! | `sum` | the pad of the sum |
-//! | `tag` | the weights of the tags |
-//! | `bypass`, place i | what rank i sends to the next rank |
-//! | `session` | the number of the session |
+//! 1. Each rank adds its own, with a *proof*: HMAC-SHA256 of the list so far, by a key of the
+//!    secret. A rank, and rank 0 at the end, goes on only if the proof is right.
+//! 2. Rank 0 sends the list and the group key, which each rank opens, and seals to the next:
+//!    AES-256-GCM, by a key that is used once, of the secret and of both neighbours' key pairs. A
+//!    rank goes on only if its own public key is at its own place. Rank 0 goes on when the group
+//!    key is back.
 //!
-//! A rank's keys depend on a nonce that it has just drawn. So no replayed message makes it use a
-//! key of an earlier session.
+//! Keys come from HKDF-SHA256 (RFC 5869). The input is the secret and what is named below, the
+//! salt a hash of the list, and of all that the ranks must agree on: names of job and group, and
+//! how data is cut. So ranks of two sessions, or with two ideas of one, never sum with each other.
+//!
+//! | label | beside the secret | key of |
+//! | --- | --- | --- |
+//! | `list` | nothing, with an empty list | proofs |
+//! | `hop`, place i | what X25519 gives ranks i and i + 1 | the group key from rank i to rank i + 1 |
+//! | `pad`, place i | the group key | the pad that ranks i - 1 and i share |
+//! | `sum` | the group key | the pad of the sum |
+//! | `tag` | the group key | the weights of the tags |
+//! | `bypass`, place i | the group key | what rank i sends to the next rank |
+//! | `session` | the group key | the number of the session |
+//!
+//! A rank's keys depend on a key pair that it has just drawn. So no replayed message makes it use a
+//! key of an earlier session. A wrong proof, or a group key that does not open, is the same error
+//! as another secret.
+//!
+//! *Forward secrecy*: somebody who learns the secret after a session has opened cannot read its
+//! recording. Nobody else had the secret before, so the proofs show that all public keys in a list
+//! were drawn by ranks, perhaps for an earlier session. So the group key was sealed only by what
+//! X25519 gives two key pairs of ranks. Ranks drop their private keys and the group key when the
+//! session opens, and clear the memory of all keys that they drop (though not of copies that the
+//! compiler has made). Without proofs in the first round, somebody in the middle could put in a
+//! public key of theirs, and rank 1 would send sums before rank 0 finds out. Somebody who breaks
+//! X25519 needs the secret as well. For some public keys X25519 gives zeros, whatever the private
+//! key is: these are refused.
+//!
+//! *Why not Noise or HPKE*: bypass connections lead one way, so the answers of Noise's handshakes
+//! would travel around the ring. HPKE (RFC 9180) would add a key pair for each hop, and the proofs
+//! would remain.
 //!
 //! ## Pads
 //! Rank i adds `k(i) - k(i + 1)` to its lanes, modulo 2^32; rank 0 also adds `s`. Each is the key
@@ -38,7 +63,9 @@
 //! equality", 1981).
 //!
 //! ## Bypass connections
-//! After the nonces each message has 16 more bytes, of AES-256-GCM with a count as nonce.
+//! After the exchange each message has 16 more bytes, of AES-256-GCM with a count as nonce.
+
+mod exchange;
 
 use std::fmt;
 
@@ -52,10 +79,13 @@ use ctr::{Ctr32BE, CtrCore};
 use hkdf::Hkdf;
 use multiversion::multiversion;
 use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
 
 use crate::buffer::Buffer;
 use crate::numeric::reference::add_lanes;
 use crate::numeric::signs::Signs;
+
+pub use exchange::{Exchange, GroupKey, Proof, PublicKey, SealedKey, Share};
 
 /// Bytes of a tag, at the end of a message.
 pub const TAG_BYTES: usize = 12;
@@ -70,13 +100,11 @@ const LIMB_BITS: u32 = 21;
 /// Bytes of a key stream that are made at a time.
 const BATCH: usize = 1024;
 
-/// A rank's random number of a session.
-pub type Nonce = [u8; 16];
-type Key = [u8; 32];
+type Key = Zeroizing<[u8; 32]>;
 
-/// What the ranks of a job know, and nobody else: a hash of it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
+/// What the ranks of a job know, and nobody else: a hash of it, which is cleared when dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Zeroizing<[u8; 32]>);
 
 impl Secret {
     /// From at least 16 random bytes, as text. They are not stretched: a password is too weak.
@@ -89,7 +117,7 @@ impl Secret {
                 "must have at least {LEAST_SECRET} characters, at random: `openssl rand -hex 32`"
             ));
         }
-        Ok(Self(Sha256::digest(text).into()))
+        Ok(Self(Zeroizing::new(Sha256::digest(text).into())))
     }
 }
 
@@ -100,36 +128,15 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a rank brings to a sealed session.
-#[derive(Clone, Copy, Debug)]
-pub struct Share {
-    pub secret: Secret,
-    /// Must never be used again.
-    pub nonce: Nonce,
-    /// A hash of what names the session's ranks: the job, the group.
-    pub context: [u8; 32],
-}
-
-impl Share {
-    /// `names` of the session, the same at all its ranks, with a fresh nonce.
-    pub fn new(secret: Secret, names: &[&str], nonce: Nonce) -> Self {
-        let mut context = Sha256::new();
-        for name in names {
-            context.update((name.len() as u64).to_le_bytes());
-            context.update(name);
-        }
-        Self { secret, nonce, context: context.finalize().into() }
-    }
-}
-
 /// The message did not come from the neighbour as it is, or the neighbour has another secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Forged;
 
 /// The keys of a session at one rank.
 pub struct Seal {
-    nonces: Vec<Nonce>,
-    keys: Keys,
+    /// The pad of sums.
+    sum: Aes256Enc,
+    session: u64,
     /// What is added to and subtracted from this rank's messages, and the previous rank's.
     own: Pads,
     previous: Pads,
@@ -141,11 +148,6 @@ pub struct Seal {
     incoming: Bypass,
     /// Whether the previous rank's messages are sealed from now on.
     pub opens: bool,
-}
-
-struct Keys {
-    expand: Hkdf<Sha256>,
-    sum: Aes256Enc,
 }
 
 struct Pads {
@@ -168,71 +170,37 @@ impl Bypass {
     }
 }
 
-impl Keys {
-    fn new(share: &Share, job: &[u8], nonces: &[Nonce]) -> Self {
-        let mut salt = Sha256::new_with_prefix(b"netsum sealed sums 1");
-        salt.update(share.context);
-        salt.update((job.len() as u64).to_le_bytes());
-        salt.update(job);
-        nonces.iter().for_each(|nonce| salt.update(nonce));
-        let expand = Hkdf::new(Some(&salt.finalize()), &share.secret.0);
-        let sum = Aes256Enc::new(&key(&expand, "sum", 0).into());
-        Self { expand, sum }
-    }
-
-    fn cipher<C: KeyInit + KeySizeUser<KeySize = U32>>(&self, label: &str, place: u32) -> C {
-        C::new(&key(&self.expand, label, place).into())
-    }
-
-    fn pads(&self, rank: u32, ranks: u32) -> Pads {
-        Pads {
-            plus: self.cipher("pad", rank),
-            minus: self.cipher("pad", (rank + 1) % ranks),
-            sum: (rank == 0).then(|| self.sum.clone()),
-        }
-    }
-
-    fn bypass(&self, rank: u32) -> Bypass {
-        Bypass { cipher: self.cipher("bypass", rank), count: 0 }
-    }
-}
-
 impl Seal {
-    /// From the nonces of all ranks, in the order of the ring. `job` has all that the ranks must
-    /// agree on, the number of rings and the bytes of the longest message among it.
-    pub fn new(
-        share: &Share,
-        job: &[u8],
-        nonces: Vec<Nonce>,
-        rank: u32,
-        (rings, longest): (u32, usize),
-    ) -> Self {
-        let (keys, ranks) = (Keys::new(share, job, &nonces), nonces.len() as u32);
-        let mut weights = vec![0; longest.div_ceil(4) * 8];
-        stream(&keys.cipher("tag", 0), (0, 0)).apply_keystream(&mut weights);
+    /// From the root of the session's keys.
+    fn new(root: &Hkdf<Sha256>, (rank, ranks): (u32, u32), (rings, longest): (u32, usize)) -> Self {
+        let sum: Aes256Enc = cipher(root, "sum", 0);
+        let pads = |rank| Pads {
+            plus: cipher(root, "pad", rank),
+            minus: cipher(root, "pad", (rank + 1) % ranks),
+            sum: (rank == 0).then(|| sum.clone()),
+        };
+        let bypass = |rank| Bypass { cipher: cipher(root, "bypass", rank), count: 0 };
+        let mut weights = Zeroizing::new(vec![0; longest.div_ceil(4) * 8]);
+        stream(&cipher(root, "tag", 0), (0, 0)).apply_keystream(&mut weights);
+        let [a, b, c, d, e, f, g, h, ..] = *key(root, "session", 0);
         let previous = (rank + ranks - 1) % ranks;
         Self {
-            own: keys.pads(rank, ranks),
-            previous: keys.pads(previous, ranks),
+            session: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            own: pads(rank),
+            previous: pads(previous),
             weights: Weights::new(&weights),
             next: vec![0; rings as usize],
-            outgoing: keys.bypass(rank),
-            incoming: keys.bypass(previous),
+            outgoing: bypass(rank),
+            incoming: bypass(previous),
             opens: false,
             ranks,
-            nonces,
-            keys,
+            sum,
         }
-    }
-
-    pub fn nonces(&self) -> &[Nonce] {
-        &self.nonces
     }
 
     /// The number of the session.
     pub fn session(&self) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = key(&self.keys.expand, "session", 0);
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        self.session
     }
 
     /// Appends the tag of a message and adds the pads. The first `untagged` bytes have none.
@@ -262,14 +230,14 @@ impl Seal {
 
     /// Subtracts the pad of a sum.
     pub fn open(&self, id: (u32, u64), sum: &mut [u8]) {
-        change(sum, id, [None; 2], [Some(&self.keys.sum), None]);
+        change(sum, id, [None; 2], [Some(&self.sum), None]);
     }
 
     /// Of a message without the right sum after [`open`](Self::open): subtracts the pads of the
     /// previous rank's own instead. It is that where no box sums.
     pub fn reopen(&self, id: (u32, u64), message: &mut [u8]) {
         let Pads { plus, minus, sum } = &self.previous;
-        let own_sum = if sum.is_some() { None } else { Some(&self.keys.sum) };
+        let own_sum = if sum.is_some() { None } else { Some(&self.sum) };
         change(message, id, [Some(minus), own_sum], [Some(plus), None]);
     }
 
@@ -291,7 +259,7 @@ impl Seal {
             }
             told += u128::from(limb) << (place * LIMB_BITS);
         }
-        let expected = u128::from(self.tag(lanes, parts)) + blind(&self.keys.sum, id);
+        let expected = u128::from(self.tag(lanes, parts)) + blind(&self.sum, id);
         let modulus = u128::from(MODULUS);
         tag.len() == TAG_BYTES && told % modulus == expected % modulus
     }
@@ -355,7 +323,7 @@ impl fmt::Debug for Seal {
 }
 
 /// Weights of 61 bits, in pieces of 21, so that a processor multiplies several at a time.
-struct Weights([Vec<u32>; 3]);
+struct Weights([Zeroizing<Vec<u32>>; 3]);
 
 impl Weights {
     /// Sums of this many products fit in 64 bits.
@@ -366,7 +334,8 @@ impl Weights {
         let piece = |weight: u64, piece: u32| {
             (weight >> (piece * LIMB_BITS)) as u32 & ((1 << LIMB_BITS) - 1)
         };
-        Self([0, 1, 2].map(|n| weights.clone().map(|weight| piece(weight, n)).collect()))
+        let pieces = |n| weights.clone().map(|weight| piece(weight, n)).collect();
+        Self([0, 1, 2].map(|n| Zeroizing::new(pieces(n))))
     }
 
     fn sum(&self, of: impl Fn(&[u32]) -> u128) -> u128 {
@@ -424,11 +393,19 @@ fn counter((ring, number): (u32, u64)) -> [u8; 16] {
     counter
 }
 
-fn key(expand: &Hkdf<Sha256>, label: &str, place: u32) -> Key {
+fn key(root: &Hkdf<Sha256>, label: &str, place: u32) -> Key {
     let mut key = Key::default();
     let info = [label.as_bytes(), &place.to_le_bytes()];
-    expand.expand_multi_info(&info, &mut key).expect("HKDF gives up to 8,160 bytes");
+    root.expand_multi_info(&info, &mut *key).expect("HKDF gives up to 8,160 bytes");
     key
+}
+
+fn cipher<C: KeyInit + KeySizeUser<KeySize = U32>>(
+    root: &Hkdf<Sha256>,
+    label: &str,
+    place: u32,
+) -> C {
+    C::new((&*key(root, label, place)).into())
 }
 
 fn stream(cipher: &Aes256Enc, id: (u32, u64)) -> Ctr32BE<Aes256Enc> {
@@ -478,11 +455,12 @@ mod tests {
         Secret::new("sixteen or more!").unwrap()
     }
 
+    fn root(session: u8) -> Hkdf<Sha256> {
+        Hkdf::new(None, &[session])
+    }
+
     fn seals(ranks: u32, session: u8) -> Vec<Seal> {
-        let nonces: Vec<Nonce> = (0..ranks).map(|rank| [rank as u8 ^ session; 16]).collect();
-        let share = Share::new(secret(), &["job"], Nonce::default());
-        let seal = |rank| Seal::new(&share, b"shape", nonces.clone(), rank, (2, 4096));
-        (0..ranks).map(seal).collect()
+        (0..ranks).map(|rank| Seal::new(&root(session), (rank, ranks), (2, 4096))).collect()
     }
 
     /// A rank's lanes, of which N fit: small, and negative where they may be.
@@ -629,10 +607,10 @@ mod tests {
     #[test]
     fn sessions_and_ranks_have_keys_of_their_own() {
         let of = |session| {
-            let keys = seals(3, session).remove(0).keys;
-            let labels = ["pad", "bypass", "sum", "tag", "session"].into_iter();
+            let root = root(session);
+            let labels = ["list", "hop", "pad", "bypass", "sum", "tag", "session"].into_iter();
             let labels = labels.flat_map(|label| (0..3).map(move |place| (label, place)));
-            labels.map(move |(label, place)| key(&keys.expand, label, place)).collect::<Vec<Key>>()
+            labels.map(move |(label, place)| *key(&root, label, place)).collect::<Vec<_>>()
         };
         let all = [of(0), of(4)].concat();
         let unique: std::collections::HashSet<_> = all.iter().collect();

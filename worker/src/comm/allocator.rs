@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use netsum_collective::error::Error;
 use netsum_collective::queue_pairs::QpInfo;
-use netsum_collective::seal::Nonce;
 use netsum_rc::{Psn, Qpn};
+use zeroize::Zeroizing;
 
 /// The QPN and PSN allocator.
 pub(crate) struct QpAllocator {
@@ -22,11 +22,11 @@ pub(crate) fn nonce() -> u64 {
 }
 
 /// For a sealed session: random for an adversary, too.
-pub(crate) fn seal_nonce() -> Result<Nonce, Error> {
-    let mut nonce = Nonce::default();
-    getrandom::fill(&mut nonce)
+pub(crate) fn seal_random() -> Result<Zeroizing<[u8; 64]>, Error> {
+    let mut random = Zeroizing::new([0; 64]);
+    getrandom::fill(&mut *random)
         .map_err(|e| Error::Config(format!("the system gives no random numbers: {e}")))?;
-    Ok(nonce)
+    Ok(random)
 }
 
 impl QpAllocator {

@@ -571,21 +571,14 @@ mod tests {
             on_host_ring: false,
             is_sealed: false,
         };
-        Settings {
-            rank: 0,
-            shape,
-            summands: 2,
-            timeout: Duration::from_secs(10),
-            session: 1,
-            share: None,
-        }
+        Settings { rank: 0, shape, summands: 2, timeout: Duration::from_secs(10), session: 1 }
     }
 
     #[test]
     fn a_failure_of_the_connections_ends_operations_in_flight() {
         let settings = settings();
         let mut connections = Scripted::new(true);
-        let engine = Engine::new(Instant::now(), settings, &mut connections);
+        let engine = Engine::new(Instant::now(), settings, None, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let (settlement, promise) = Promise::new();
         core.start(Call::SUM, Box::new(Slice(vec![1])), promise, Memory::default()).unwrap();
@@ -601,7 +594,7 @@ mod tests {
         let settings = settings();
         let mut connections = Scripted::new(false);
         let script = Arc::clone(&connections.script);
-        let engine = Engine::new(Instant::now(), settings, &mut connections);
+        let engine = Engine::new(Instant::now(), settings, None, &mut connections);
         let mut core = Core::new(engine, Box::new(connections), None).unwrap();
         let settlements: Vec<_> = (0..3)
             .map(|_| {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use super::allocator::{nonce, seal_nonce};
+use super::allocator::{nonce, seal_random};
 use super::bootstrap::{Membership, RetryFor, bootstrap, control};
 use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER, Wait, sleep_at};
@@ -531,7 +531,7 @@ fn share(config: &CommConfig, secret: Secret, ranks: &[u32]) -> Result<Share, Er
         config.inter_host_ring.as_ref().map(|ring| format!("{} {:?}", ring.number, ring.ranks));
     let (group, ring) = (config.group.as_deref().unwrap_or(""), ring.as_deref().unwrap_or(""));
     let names = [&job, group, ring, &format!("{ranks:?}")];
-    Ok(Share::new(secret, &names, seal_nonce()?))
+    Ok(Share::new(secret, &names, &seal_random()?))
 }
 
 /// Opens connections and waits until the ring is connected.
@@ -557,9 +557,10 @@ fn establish(
     let tests_path = heartbeat.is_some() && !shape.on_host_ring;
     let connected = network.connect(&shape, place, &ranks).and_then(|mut connections| {
         let summands = config.inter_host_ring.as_ref().map_or(shape.ranks, |ring| ring.summands);
-        let share = config.secret.map(|secret| share(config, secret, &in_job)).transpose()?;
-        let settings = Settings { rank: place, shape, summands, timeout, session: nonce(), share };
-        let mut engine = Engine::new(Instant::now(), settings, &mut *connections);
+        let share =
+            config.secret.clone().map(|secret| share(config, secret, &in_job)).transpose()?;
+        let settings = Settings { rank: place, shape, summands, timeout, session: nonce() };
+        let mut engine = Engine::new(Instant::now(), settings, share, &mut *connections);
         engine.name_ranks(names);
         connections.start().map(|()| (engine, connections))
     });

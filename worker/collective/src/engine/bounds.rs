@@ -62,15 +62,9 @@ impl Rank {
     /// Rank 1 of 3, connected, in its first operation.
     fn new() -> Self {
         let (now, mut channels) = (Instant::now(), ScriptedChannels::default());
-        let settings = Settings {
-            rank: 1,
-            shape: SHAPE,
-            summands: SHAPE.ranks,
-            timeout: TIMEOUT,
-            session: 1,
-            share: None,
-        };
-        let engine = Engine::new(now, settings, &mut channels);
+        let settings =
+            Settings { rank: 1, shape: SHAPE, summands: SHAPE.ranks, timeout: TIMEOUT, session: 1 };
+        let engine = Engine::new(now, settings, None, &mut channels);
         let mut rank = Self { engine, channels, now, data: [1; 100] };
         rank.receive(&Frame::Hello { shape: SHAPE, timeout: TIMEOUT, rank: 0, nonce: 1 }, &[]);
         assert!(!rank.engine.greeted() && rank.engine.greeted_by_small_packets() == Some(now));

@@ -62,7 +62,7 @@ impl Engine {
     /// The session's number, which goes around the ring once.
     pub(super) fn on_session(&mut self, channels: &mut dyn Channels, session: u64) {
         match self.session {
-            None if self.settings.share.is_none() => {
+            None if !self.settings.shape.is_sealed => {
                 self.session = Some(session);
                 self.tell(channels, &Frame::Session(session));
                 // Frames right behind it show at once if it was lost.

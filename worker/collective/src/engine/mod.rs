@@ -8,7 +8,7 @@
 //! | [`routes`] | how far the hosts' ring carries each message's lanes |
 //! | [`fallback`] | from the box to the hosts' ring, agreed by all ranks |
 //! | [`liveness`] | keep-alives, ranks that die or leave, failures |
-//! | [`sealing`] | the nonces of a sealed session |
+//! | [`sealing`] | the keys of a sealed session |
 //! | [`reconnect`] | after which operation all ranks reconnect |
 //! | [`pool`] | buffers that are used again |
 //!
@@ -16,7 +16,7 @@
 //! Each message carries the number of its session. Rank 0 draws it at random and sends it around
 //! the ring of bypass connections once. So a rank does not accept sums that a box still has from an
 //! earlier session with the same queue pairs and PSNs. A rank sends nothing to be summed before it
-//! knows the number. In a [sealed](crate::seal) session nonces of all ranks take its place, and go
+//! knows the number. In a [sealed](crate::seal) session keys of all ranks take its place, and go
 //! around twice.
 //!
 //! ## Which messages are kept
@@ -73,7 +73,7 @@ use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::ExponentPredictor;
 use crate::reduction::{Chain, Reductions, RingPosition};
 use crate::report::{Mode, Statistics};
-use crate::seal::{BYPASS_BYTES, Seal, Share};
+use crate::seal::{BYPASS_BYTES, Exchange, Seal, Share};
 use crate::shape::JobShape;
 use operation::{Operation, RingPart};
 use pool::Pool;
@@ -91,8 +91,6 @@ pub struct Settings {
     pub timeout: Duration,
     /// A random number. Rank 0's is the session's, unless it is sealed.
     pub session: u64,
-    /// For a [sealed](crate::seal) session.
-    pub share: Option<Share>,
 }
 
 impl Settings {
@@ -158,9 +156,11 @@ pub struct Engine {
     sum_mode: SumMode,
     /// The session's number; nothing is sent to be summed before it is known.
     session: Option<u64>,
+    /// Until a sealed session opens.
+    exchange: Option<Exchange>,
     /// The keys of a sealed session.
     seal: Option<Seal>,
-    /// Whether this rank has added its nonce to the list.
+    /// Whether this rank has added its key to the list.
     is_listed: bool,
     /// Frames that wait until they can be sealed.
     unsealed: Vec<Frame>,
@@ -234,8 +234,17 @@ pub const MAX_OPEN: usize = 64;
 
 impl Engine {
     /// An engine that has greeted its next rank.
-    pub fn new(now: Instant, settings: Settings, channels: &mut dyn Channels) -> Self {
-        let JobShape { ranks, layout, on_host_ring, .. } = settings.shape;
+    ///
+    /// # Panics
+    /// If there is a share although the job is not sealed, or none although it is.
+    pub fn new(
+        now: Instant,
+        settings: Settings,
+        share: Option<Share>,
+        channels: &mut dyn Channels,
+    ) -> Self {
+        let JobShape { ranks, layout, on_host_ring, is_sealed, .. } = settings.shape;
+        assert_eq!(share.is_some(), is_sealed);
         let Settings { rank, session, .. } = settings;
         let mut engine = Self {
             settings,
@@ -243,7 +252,8 @@ impl Engine {
             application_ranks: Vec::new(),
             begun: 0,
             sum_mode: if on_host_ring { SumMode::HostRing } else { SumMode::Box },
-            session: (settings.rank == 0 && settings.share.is_none()).then_some(session),
+            session: (settings.rank == 0 && !is_sealed).then_some(session),
+            exchange: share.map(|share| Exchange::new(share, settings.agreed().as_bytes(), rank)),
             seal: None,
             is_listed: false,
             unsealed: Vec::new(),
@@ -315,7 +325,7 @@ impl Engine {
             engine.tell(channels, &Frame::Session(session));
         }
         if rank == 0 {
-            engine.add_nonce(channels, Vec::new());
+            engine.add_key(channels, Vec::new());
         }
         engine
     }
@@ -417,8 +427,8 @@ impl Engine {
             Frame::OtherVersion(version) => self.on_other_version(channels, version),
             Frame::Session(session) => self.on_session(channels, session),
             // Expected only before a session is open.
-            Frame::Nonces(_) => {
-                let text = format!("rank {} repeats nonces", self.rank_of(self.previous()));
+            Frame::Keys { .. } | Frame::GroupKey { .. } => {
+                let text = format!("rank {} repeats keys", self.rank_of(self.previous()));
                 self.fail(channels, Error::Protocol(text));
             }
             Frame::Status { ranks } => self.on_status(channels, &ranks),

@@ -1,68 +1,115 @@
-//! The nonces of a sealed session, which go around the ring twice: [`crate::seal`] says why. Until
-//! then ranks only greet each other, report errors, and show that they live: nobody can tell who
-//! sends.
+//! The key exchange of a sealed session, which goes around the ring twice: [`crate::seal`] says why.
+//! Until then ranks only greet each other, report errors, and show that they live: nobody can tell
+//! who sends.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use super::Engine;
+use super::{Engine, Settings};
 use crate::buffer::Buffer;
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Frame, VERSION};
-use crate::seal::{Nonce, Seal, Share};
+use crate::seal::{Exchange, Forged, GroupKey, Proof, PublicKey, SealedKey};
+
+impl Settings {
+    /// What the ranks of a sealed session must agree on.
+    pub(super) fn agreed(&self) -> String {
+        let Self { shape, summands, timeout, .. } = self;
+        format!("{VERSION} {shape:?} {summands} {timeout:?}")
+    }
+}
 
 impl Engine {
     /// Whether this rank has the session's keys, and the previous rank seals its frames; or there
     /// are no keys.
     pub fn is_open(&self) -> bool {
-        self.settings.share.is_none() || self.seal.as_ref().is_some_and(|seal| seal.opens)
+        !self.settings.shape.is_sealed || self.seal.as_ref().is_some_and(|seal| seal.opens)
     }
 
-    /// Adds this rank's nonce to those of the ranks before it.
-    pub(super) fn add_nonce(&mut self, channels: &mut dyn Channels, mut nonces: Vec<Nonce>) {
-        if let Some(share) = self.settings.share {
+    /// Adds this rank's key to those of the ranks before it.
+    pub(super) fn add_key(&mut self, channels: &mut dyn Channels, mut keys: Vec<PublicKey>) {
+        if let Some(exchange) = &self.exchange {
             self.is_listed = true;
-            nonces.push(share.nonce);
-            self.tell(channels, &Frame::Nonces(nonces));
+            keys.push(exchange.public());
+            let proof = exchange.prove(&keys);
+            self.tell(channels, &Frame::Keys { keys, proof });
         }
     }
 
-    fn on_nonces(&mut self, channels: &mut dyn Channels, nonces: Vec<Nonce>) {
-        let (rank, ranks) = (self.member.rank as usize, self.member.ranks as usize);
-        match (self.settings.share, &mut self.seal) {
-            // The first time around: up to this rank.
-            (Some(_), None) if nonces.len() == rank && !self.is_listed => {
-                self.add_nonce(channels, nonces);
+    /// Whether the list is complete, and has this rank's key at its place.
+    fn has_own(&self, keys: &[PublicKey]) -> bool {
+        let own = self.exchange.as_ref().map(Exchange::public);
+        keys.len() == self.member.ranks as usize
+            && keys.get(self.member.rank as usize) == own.as_ref()
+    }
+
+    /// The first time around.
+    fn on_keys(&mut self, channels: &mut dyn Channels, keys: Vec<PublicKey>, proof: &Proof) {
+        let rank = self.member.rank as usize;
+        let is_complete = rank == 0 && self.seal.is_none() && self.has_own(&keys);
+        match &self.exchange {
+            Some(exchange) if is_complete || keys.len() == rank && !self.is_listed => {
+                match exchange.verify(&keys, proof) {
+                    Ok(()) if is_complete => {
+                        let group = exchange.group_key().clone();
+                        self.begin_sealed(channels, keys, &group);
+                    }
+                    Ok(()) => self.add_key(channels, keys),
+                    Err(Forged) => self.on_forged_frame(channels),
+                }
             }
-            // The list is complete.
-            (Some(share), None) if nonces.len() == ranks && nonces[rank] == share.nonce => {
-                self.begin_sealed(channels, share, nonces);
-            }
-            // It has gone around twice.
-            (_, Some(seal)) if rank == 0 && seal.nonces() == nonces => {
-                self.open_session(channels);
-            }
-            _ => {
-                let previous = self.rank_of(self.previous());
-                let text = format!(
-                    "rank {previous} sent nonces of another session than rank {}'s, or somebody \
-                     replayed or changed them",
-                    self.own_rank()
-                );
-                self.fail(channels, Error::Protocol(text));
-            }
+            _ => self.on_other_keys(channels),
         }
     }
 
-    fn begin_sealed(&mut self, channels: &mut dyn Channels, share: Share, nonces: Vec<Nonce>) {
+    /// The second time around.
+    fn on_group_key(
+        &mut self,
+        channels: &mut dyn Channels,
+        keys: Vec<PublicKey>,
+        sealed: &SealedKey,
+    ) {
+        let is_first = self.member.rank == 0;
+        match &self.exchange {
+            Some(exchange) if self.has_own(&keys) && self.seal.is_some() == is_first => {
+                match exchange.take(&keys, sealed) {
+                    Ok(group) if !is_first => self.begin_sealed(channels, keys, &group),
+                    Ok(group) if group == *exchange.group_key() => self.open_session(channels),
+                    _ => self.on_forged_frame(channels),
+                }
+            }
+            _ => self.on_other_keys(channels),
+        }
+    }
+
+    fn on_other_keys(&mut self, channels: &mut dyn Channels) {
+        let text = format!(
+            "rank {} sent keys of another session than rank {}'s, or somebody replayed or changed \
+             them",
+            self.rank_of(self.previous()),
+            self.own_rank()
+        );
+        self.fail(channels, Error::Protocol(text));
+    }
+
+    fn begin_sealed(
+        &mut self,
+        channels: &mut dyn Channels,
+        keys: Vec<PublicKey>,
+        group: &GroupKey,
+    ) {
+        let Some(exchange) = &self.exchange else { return };
+        let shape = self.settings.shape;
+        let seal = exchange.seal(&keys, group, (shape.layout.rings, shape.message_room()));
+        let Ok(sealed) = exchange.pass(&keys, group) else {
+            self.on_other_keys(channels);
+            return;
+        };
         // The next rank opens what comes after the list.
-        self.tell(channels, &Frame::Nonces(nonces.clone()));
-        let super::Settings { rank, shape, summands, timeout, .. } = self.settings;
-        let job = format!("{VERSION} {shape:?} {summands} {timeout:?}");
-        let sizes = (shape.layout.rings, shape.message_room());
-        self.seal = Some(Seal::new(&share, job.as_bytes(), nonces, rank, sizes));
-        if rank != 0 {
+        self.tell(channels, &Frame::GroupKey { keys, sealed });
+        self.seal = Some(seal);
+        if self.member.rank != 0 {
             self.open_session(channels);
         }
         // Another secret shows at once.
@@ -73,6 +120,7 @@ impl Engine {
     }
 
     fn open_session(&mut self, channels: &mut dyn Channels) {
+        self.exchange = None;
         if let Some(seal) = &mut self.seal {
             seal.opens = true;
             self.session = Some(seal.session());
@@ -84,7 +132,7 @@ impl Engine {
     /// Ends a session that has not opened in time.
     pub fn fail_to_open(&mut self, channels: &mut dyn Channels, after: Duration) {
         let text = format!(
-            "the nonces of a sealed session have not reached rank {} within {after:?}: a rank has \
+            "the keys of a sealed session have not reached rank {} within {after:?}: a rank has \
              not started, or somebody drops them",
             self.own_rank()
         );
@@ -93,14 +141,15 @@ impl Engine {
 
     /// A frame as it may be sent now.
     pub(super) fn sendable<'a>(&mut self, frame: &'a Frame) -> Option<Cow<'a, Frame>> {
-        if self.settings.share.is_none() || self.seal.is_some() {
+        if !self.settings.shape.is_sealed || self.seal.is_some() {
             return Some(Cow::Borrowed(frame));
         }
         match frame {
             Frame::Hello { .. }
             | Frame::FullSize(_)
             | Frame::OtherVersion(_)
-            | Frame::Nonces(_)
+            | Frame::Keys { .. }
+            | Frame::GroupKey { .. }
             | Frame::Failure { .. } => Some(Cow::Borrowed(frame)),
             Frame::Status { .. } => Some(Cow::Owned(Frame::Status { ranks: Vec::new() })),
             _ => {
@@ -118,7 +167,8 @@ impl Engine {
         frame: Frame,
     ) {
         match frame {
-            Frame::Nonces(nonces) => self.on_nonces(channels, nonces),
+            Frame::Keys { keys, proof } => self.on_keys(channels, keys, &proof),
+            Frame::GroupKey { keys, sealed } => self.on_group_key(channels, keys, &sealed),
             Frame::Hello { .. }
             | Frame::FullSize(_)
             | Frame::OtherVersion(_)
@@ -149,7 +199,6 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::queue::Work;
     use super::*;
     use crate::call::Call;
@@ -157,8 +206,9 @@ mod tests {
     use crate::frame::{Descriptor, Progress, Reason};
     use crate::numeric::element::{Dtype, Slice};
     use crate::numeric::layout::Layout;
-    use crate::seal::Secret;
+    use crate::seal::{Secret, Share};
     use crate::shape::JobShape;
+    use zeroize::Zeroizing;
 
     /// What an attacker gives to a rank, and what the rank sends to the next one.
     #[derive(Default)]
@@ -191,20 +241,45 @@ mod tests {
         now: Instant,
     }
 
-    fn share(rank: u8) -> Share {
+    fn share(rank: u32) -> Share {
         let secret = Secret::new("0123456789abcdef").unwrap();
-        Share::new(secret, &["job"], [rank; 16])
+        Share::new(secret, &["job"], &Zeroizing::new([1 + rank as u8; 64]))
+    }
+
+    fn settings(rank: u32) -> Settings {
+        let layout = Layout { message_size: 1024, window: 2, rings: 1 };
+        let (relaxed, on_host_ring, is_sealed) = (false, false, true);
+        let shape = JobShape { ranks: 3, mtu: 1024, layout, relaxed, on_host_ring, is_sealed };
+        Settings { rank, shape, summands: 3, timeout: Duration::from_secs(10), session: 1 }
+    }
+
+    /// A rank's keys, and those of all.
+    fn exchange(rank: u32) -> Exchange {
+        Exchange::new(share(rank), settings(rank).agreed().as_bytes(), rank)
+    }
+
+    fn all_keys() -> Vec<PublicKey> {
+        (0..3).map(|rank| exchange(rank).public()).collect()
+    }
+
+    /// A list with the right proof, as of ranks with other keys where they are 7 or more.
+    fn listed(ranks: &[u32]) -> Frame {
+        let keys: Vec<_> = ranks.iter().map(|rank| exchange(*rank).public()).collect();
+        let proof = exchange(0).prove(&keys);
+        Frame::Keys { keys, proof }
+    }
+
+    /// The group key that a rank passes to the next.
+    fn passed(rank: u32) -> Frame {
+        let keys = all_keys();
+        let sealed = exchange(rank).pass(&keys, exchange(0).group_key()).unwrap();
+        Frame::GroupKey { keys, sealed }
     }
 
     /// A rank of three in its first operation.
     fn rank(rank: u32) -> Rank {
-        let layout = Layout { message_size: 1024, window: 2, rings: 1 };
-        let (relaxed, on_host_ring, is_sealed) = (false, false, true);
-        let shape = JobShape { ranks: 3, mtu: 1024, layout, relaxed, on_host_ring, is_sealed };
-        let (now, mut wire, timeout) = (Instant::now(), Wire::default(), Duration::from_secs(10));
-        let share = Some(share(rank as u8));
-        let settings = Settings { rank, shape, summands: 3, timeout, session: 1, share };
-        let mut engine = Engine::new(now, settings, &mut wire);
+        let (now, mut wire) = (Instant::now(), Wire::default());
+        let mut engine = Engine::new(now, settings(rank), Some(share(rank)), &mut wire);
         let data = Work::Owned(Box::new(Slice(vec![1i32; 100])));
         engine.start(now, &mut wire, Call::SUM, data).unwrap();
         Rank { engine, wire, now }
@@ -236,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_in_clear_but_greetings_nonces_errors_and_signs_of_life() {
+    fn nothing_is_sent_in_clear_but_greetings_keys_errors_and_signs_of_life() {
         for place in 0..3 {
             let mut rank = rank(place);
             rank.engine.leave(&mut rank.wire);
@@ -247,7 +322,7 @@ mod tests {
             for bytes in &rank.wire.sent {
                 let frame = Frame::decode(bytes).unwrap();
                 let is_plain = match &frame {
-                    Frame::Hello { .. } | Frame::FullSize(_) | Frame::Nonces(_) => true,
+                    Frame::Hello { .. } | Frame::FullSize(_) | Frame::Keys { .. } => true,
                     Frame::Failure { .. } => true,
                     Frame::Status { ranks } => ranks.is_empty(),
                     _ => false,
@@ -260,7 +335,6 @@ mod tests {
 
     #[test]
     fn no_frame_of_an_attacker_opens_a_session_or_moves_a_rank() {
-        let all = Frame::Nonces((0..3).map(|rank| [rank; 16]).collect());
         for place in 0..3 {
             let error = rank(place).receive(&Frame::Session(7)).unwrap();
             assert!(error.contains("another session"), "{error}");
@@ -268,7 +342,7 @@ mod tests {
                 let mut rank = rank(place);
                 // The list is complete, but at rank 0 it has not gone around twice.
                 if before && place == 0 {
-                    assert_eq!(rank.receive(&all), None);
+                    assert_eq!(rank.receive(&listed(&[0, 1, 2])), None);
                 }
                 let started = Progress { started: 1, completed: 1 };
                 let call = Call::SUM;
@@ -284,42 +358,102 @@ mod tests {
                 }
                 assert_eq!(rank.wire.contributions, 0);
                 let error = rank.wait().unwrap();
-                assert!(error.contains("the nonces of a sealed session"), "{error}");
+                assert!(error.contains("the keys of a sealed session"), "{error}");
             }
         }
     }
 
     #[test]
-    fn lists_without_the_ranks_own_nonce_and_repeated_ones_are_refused() {
-        let of = |nonces: &[u8]| Frame::Nonces(nonces.iter().map(|n| [*n; 16]).collect());
-        for (place, lists) in [
-            (1, vec![of(&[0, 7, 2])]),
-            (1, vec![of(&[0]), of(&[5])]),
-            (1, vec![of(&[])]),
-            (1, vec![of(&[0, 1, 2, 3])]),
-            (0, vec![of(&[1, 0, 2])]),
-            (0, vec![of(&[0, 1, 2]), of(&[0, 1, 3])]),
-            (2, vec![of(&[0, 1, 2]), of(&[0, 1, 2])]),
+    fn lists_without_the_ranks_own_key_and_repeated_ones_are_refused() {
+        let other = |keys: &[u32]| {
+            let Frame::GroupKey { sealed, .. } = passed(2) else { unreachable!() };
+            let keys = keys.iter().map(|rank| exchange(*rank).public()).collect();
+            Frame::GroupKey { keys, sealed }
+        };
+        for (place, frames) in [
+            (1, vec![listed(&[0]), listed(&[7])]),
+            (1, vec![listed(&[])]),
+            (1, vec![listed(&[0, 1, 2])]),
+            (1, vec![listed(&[0]), other(&[0, 7, 2])]),
+            (1, vec![listed(&[0]), other(&[0, 1, 2, 3])]),
+            (1, vec![listed(&[0]), passed(2)]),
+            (1, vec![listed(&[0]), passed(0), passed(0)]),
+            (0, vec![listed(&[1, 0, 2])]),
+            (0, vec![listed(&[0, 1])]),
+            (0, vec![passed(2)]),
+            (0, vec![listed(&[0, 1, 2]), listed(&[0, 1, 2])]),
+            (0, vec![listed(&[0, 1, 2]), other(&[0, 1, 3])]),
+            (0, vec![listed(&[0, 1, 2]), passed(0)]),
+            (2, vec![listed(&[0, 1]), passed(1), passed(1)]),
         ] {
             let mut rank = rank(place);
-            let last = lists.iter().map(|list| rank.receive(list)).last().flatten();
-            assert!(last.is_some(), "rank {place}, {lists:?}");
+            let last = frames.iter().map(|frame| rank.receive(frame)).last().flatten();
+            assert!(last.is_some(), "rank {place}, {frames:?}");
         }
     }
 
     #[test]
-    fn a_rank_contributes_once_all_nonces_have_gone_around() {
-        let all = Frame::Nonces((0..3).map(|rank| [rank; 16]).collect());
+    fn a_rank_contributes_once_it_has_the_group_key() {
         let mut first = rank(0);
-        assert_eq!(first.receive(&all), None);
+        assert_eq!(first.receive(&listed(&[0, 1, 2])), None);
         assert_eq!(first.wire.contributions, 0);
-        assert_eq!(first.receive(&all), None);
+        assert_eq!(first.receive(&passed(2)), None);
         assert_eq!(first.wire.contributions, 1);
+        assert!(first.engine.exchange.is_none(), "its private key is forgotten");
         // What it sends now, only the next rank opens.
         let sealed = first.wire.sent.pop().unwrap();
         let mut third = rank(2);
-        assert_eq!(third.receive(&all), None);
+        assert_eq!(third.receive(&listed(&[0, 1])), None);
+        assert_eq!(third.receive(&passed(1)), None);
+        assert!(third.engine.exchange.is_none());
         let error = third.receive_bytes(sealed.into()).unwrap();
         assert!(error.contains("rank 2 cannot open what rank 1 sends"), "{error}");
+    }
+
+    /// Passes on what three ranks send, the frame of this number changed, until all rest: the
+    /// ranks, and the frames of the exchange, with their receivers.
+    fn run(changed: Option<(usize, usize)>) -> (Vec<Rank>, Vec<(usize, Vec<u8>)>) {
+        let mut ranks: Vec<_> = (0..3).map(rank).collect();
+        let mut exchanged = Vec::new();
+        while let Some(from) = ranks.iter().position(|rank| !rank.wire.sent.is_empty()) {
+            let mut data = ranks[from].wire.sent.remove(0);
+            let to = (from + 1) % 3;
+            if let [11 | 13, 0, 0, 0, ..] = data[..]
+                && exchanged.len() < 6
+            {
+                if let Some((_, byte)) = changed.filter(|(frame, _)| *frame == exchanged.len()) {
+                    data[byte] ^= 1;
+                }
+                exchanged.push((to, data.clone()));
+            }
+            ranks[to].receive_bytes(data.into());
+        }
+        (ranks, exchanged)
+    }
+
+    #[test]
+    fn no_session_opens_over_a_changed_byte_of_the_exchange() {
+        let (ranks, exchanged) = run(None);
+        assert_eq!(exchanged.len(), 6);
+        assert!(ranks.iter().all(|rank| rank.engine.is_open() && rank.wire.contributions == 1));
+        for (frame, (to, data)) in exchanged.iter().enumerate() {
+            for byte in 0..data.len() {
+                let (mut ranks, _) = run(Some((frame, byte)));
+                let rank = &mut ranks[*to];
+                let error = match rank.engine.failure() {
+                    Some(error) => error.to_string(),
+                    // It is of no kind that a rank reads.
+                    None => rank.wait().unwrap(),
+                };
+                let found = [
+                    "NETSUM_SECRET must be the same at all ranks",
+                    "somebody replayed or changed them",
+                    "the keys of a sealed session have not reached",
+                    "a frame that cannot be decoded",
+                ];
+                assert!(found.iter().any(|text| error.contains(text)), "{byte} {error}");
+                assert!(!rank.engine.is_open() && rank.wire.contributions == 0, "{frame} {byte}");
+            }
+        }
     }
 }

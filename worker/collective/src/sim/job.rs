@@ -17,10 +17,11 @@ use crate::failback::{Failback, ReconnectRequest};
 use crate::numeric::element::into_data;
 use crate::numeric::layout::Layout;
 use crate::queue_pairs::{QpInfo, QueuePairChannels, RankQpInfo, SourcePorts};
-use crate::seal::{Nonce, Secret, Share};
+use crate::seal::{Secret, Share};
 use crate::shape::JobShape;
 use netsum_common::wire::ROCE_PORT;
 use netsum_rc::{Endpoint, EndpointConfig, Psn, Qpn};
+use zeroize::Zeroizing;
 
 /// The box is always there.
 pub(super) const ALWAYS: Range<Duration> = Duration::ZERO..Duration::MAX;
@@ -613,12 +614,12 @@ fn connect(
         let is_other = spec.other_secret == Some(rank);
         let text = if is_other { "another secret, as long" } else { "a secret of the simulator" };
         let secret = Secret::new(text).expect("it is long enough");
-        let mut nonce = Nonce::default();
-        rng.fill(&mut nonce);
-        Share::new(secret, &["job"], nonce)
+        let mut random = Zeroizing::new([0; 64]);
+        rng.fill(&mut *random);
+        Share::new(secret, &["job"], &random)
     });
     let (summands, timeout) = (shape.ranks, spec.timeout);
-    let settings = Settings { rank, shape, summands, timeout, session, share };
-    let engine = Engine::new(now, settings, &mut stack);
+    let settings = Settings { rank, shape, summands, timeout, session };
+    let engine = Engine::new(now, settings, share, &mut stack);
     (stack, engine)
 }
