@@ -60,6 +60,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_session_draws_other_keys() {
+        assert_ne!(*seal_random().unwrap(), *seal_random().unwrap());
+    }
+
+    #[test]
     fn allocated_numbers_are_unique_and_in_range() {
         let mut allocator = QpAllocator::new();
         for _ in 0..500 {

@@ -21,7 +21,7 @@ pub type SealedKey = [u8; 48];
 /// 32 random bytes of rank 0, which only the ranks of the session know.
 pub type GroupKey = Zeroizing<[u8; 32]>;
 
-/// What a rank brings to a sealed session.
+/// What a rank brings to one sealed session. It cannot be copied: a reconnect draws another one.
 pub struct Share {
     secret: Secret,
     /// A hash of what names the session's ranks: the job, the group.

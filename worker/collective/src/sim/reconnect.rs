@@ -16,7 +16,7 @@ const LAST: usize = 1;
 
 fn data(rank: u32, n: usize) -> Vector {
     if n.is_multiple_of(2) {
-        Vector::ints(rank, 3000, n as u64)
+        Vector::small_ints(rank, 3000, n as u64)
     } else {
         Vector::floats(rank, 3000, n as u64)
     }
@@ -203,7 +203,9 @@ fn ranks_return_to_the_box_as_soon_as_it_sums_again() {
         let back = gone + Duration::from_millis([300, 3000][seed as usize / 4 % 2]);
         let faults = Faults::loss([0, 10_000][seed as usize / 8 % 2]);
         let depth = [1, 3][seed as usize / 16 % 2];
-        let spec = Spec { absent: gone..back, faults, depth, ..Spec::new(ranks, LAYOUT, seed) };
+        let is_sealed = seed >= 32;
+        let spec =
+            Spec { absent: gone..back, faults, depth, is_sealed, ..Spec::new(ranks, LAYOUT, seed) };
         let sim = every(period, 250, &spec, |_| ());
         let [connected] = sim.connected[..] else {
             panic!("seed {seed}: connected at {:?}", sim.connected)
