@@ -439,6 +439,8 @@ mod tests {
         for (frame, (to, data)) in exchanged.iter().enumerate() {
             for byte in 0..data.len() {
                 let (mut ranks, _) = run(Some((frame, byte)));
+                // In the first round all ranks find out before any sends something to be summed.
+                assert!(frame >= 3 || ranks.iter().all(|rank| rank.wire.contributions == 0));
                 let rank = &mut ranks[*to];
                 let error = match rank.engine.failure() {
                     Some(error) => error.to_string(),
