@@ -12,7 +12,7 @@ use crate::call::Collective;
 use crate::channels::{Channel, Channels};
 use crate::error::Error;
 use crate::frame::{DATA_HEADER, DataHeader, Descriptor, Frame, Reason};
-use crate::numeric::block::{EXPONENT_BYTES, read_exponent};
+use crate::numeric::block::{self, EXPONENT_BYTES, read_exponent};
 use crate::numeric::element::{Data, Owned};
 use crate::numeric::format::Format;
 use crate::numeric::layout::{CHECK_BYTES, Message, Plan};
@@ -327,8 +327,19 @@ impl Engine {
         if unsummed { Verification::Unsummed } else { Verification::Wrong }
     }
 
+    /// Whether exponents count all ranks. That finds any single count that has changed, where the
+    /// sums over all lanes cannot be checked.
+    fn counts_all(&self, message: &Message, exponents: &[u8]) -> bool {
+        let ranks = self.member.ranks;
+        if message.is_speculative() {
+            return quant::histogram_counts_all(exponents, ranks);
+        }
+        exponents.chunks(EXPONENT_BYTES).all(|counts| block::counts_all(counts, ranks))
+    }
+
     /// Checks a ring's next sum. Where this rank does not have all lanes of it, the sums over them
-    /// cannot be checked, but only the message's identity, and that all ranks take part.
+    /// cannot be checked, but only the message's identity, that all ranks take part, and that its
+    /// exponents count all ranks.
     fn examine(&self, ring: u32, sum: &[u8], is_whole: bool) -> Verification {
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         let Some((sum, tag)) = sum.len().checked_sub(tag).map(|at| sum.split_at(at)) else {
@@ -360,7 +371,9 @@ impl Engine {
                 let (element, format) = self.element(op, ring, &message);
                 let signs = format.map_or(Signs::Signed, Format::signs);
                 let parts = (message.exponent_bytes, signs);
+                let exponents = || &lanes[..message.exponent_bytes];
                 let right = sum.len() == message.len(element)
+                    && (is_whole || self.counts_all(&message, exponents()))
                     && self.seal.as_ref().is_none_or(|seal| {
                         seal.is_right((ring, state.verified), tag, lanes, parts)
                     });

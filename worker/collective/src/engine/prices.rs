@@ -9,6 +9,7 @@ use fastrand::Rng;
 use crate::buffer::Buffer;
 use crate::call::{Call, Collective, Op};
 use crate::channels::{Channel, ChannelEvent, Channels};
+use crate::frame::{DATA_HEADER, Frame};
 use crate::numeric::block::{EXPONENT_BYTES, Width};
 use crate::numeric::collectives::{ByteBlocks, Reduce, Route, Scatter};
 use crate::numeric::element::{Element, Owned, into_data};
@@ -62,6 +63,16 @@ struct Ranks {
 impl Ranks {
     /// Runs one call. Returns the outcomes by rank, and the bytes that each has sent in the ring.
     fn run(&self, call: Call, data: impl Fn(u32) -> Owned) -> Vec<(Outcome, u64)> {
+        self.run_over(call, data, |_| ()).expect("no rank finds an error")
+    }
+
+    /// The same over connections that may change frames; `None` if a rank finds an error.
+    fn run_over(
+        &self,
+        call: Call,
+        data: impl Fn(u32) -> Owned,
+        mut change: impl FnMut(&mut [u8]),
+    ) -> Option<Vec<(Outcome, u64)>> {
         let (ranks, now, timeout) = (self.ranks, Instant::now(), Duration::from_secs(10));
         let on_host_ring = !self.fall_back;
         let (relaxed, is_sealed) = (false, false);
@@ -71,10 +82,9 @@ impl Ranks {
         names.swap(0, ranks as usize / 2);
         let mut members: Vec<(Engine, Links)> = (0..ranks)
             .map(|rank| {
-                let (mut links, share) = (Links::default(), None);
-                let settings =
-                    Settings { rank, shape, summands: ranks, timeout, session: 1, share };
-                let mut engine = Engine::new(now, settings, &mut links);
+                let mut links = Links::default();
+                let settings = Settings { rank, shape, summands: ranks, timeout, session: 1 };
+                let mut engine = Engine::new(now, settings, None, &mut links);
                 engine.name_ranks(names.clone());
                 let work = Work::Owned(data(names[rank as usize]));
                 engine.start(now, &mut links, call, work).unwrap();
@@ -87,16 +97,21 @@ impl Ranks {
             let place = rng.u64(..u64::from(ranks)) as usize;
             let (engine, links) = &mut members[place];
             engine.step(now, links, None);
-            assert_eq!(engine.failure(), None);
+            if engine.failure().is_some() || engine.statistics().wrong > 0 {
+                return None;
+            }
             if let Some(outcome) = engine.outcome() {
                 let sent = engine.statistics().ring_bytes;
                 outcomes[names[place] as usize] = Some((outcome, sent));
             }
             let sent = std::mem::take(&mut links.sent).into_iter();
-            let events = sent.map(|(channel, data)| ChannelEvent::Received { channel, data });
+            let events = sent.map(|(channel, mut data)| {
+                change(&mut data);
+                ChannelEvent::Received { channel, data }
+            });
             members[(place + 1) % ranks as usize].1.arrived.extend(events);
         }
-        outcomes.into_iter().flatten().collect()
+        Some(outcomes.into_iter().flatten().collect())
     }
 
     /// What all ranks get, and what each gets by reduce and reduce-scatter, is the same.
@@ -288,4 +303,59 @@ fn a_rank_counts_only_sums_that_it_has_verified() {
     let [all, ..] = verified(Collective::AllReduce(Op::Sum))[..] else { panic!() };
     assert!(all > 10);
     assert_eq!(verified(Collective::Reduce { op: Op::Sum, root }), [0, 0, all, 0]);
+}
+
+/// Changes single bits, also in copies of lanes that only some ranks get. Returns how many changes
+/// some rank found; the others must leave the results as they are.
+fn found(call: Collective, data: impl Fn(u32) -> Owned, result: impl Fn(Owned) -> Vec<f32>) -> u32 {
+    let ring = Ranks { ranks: 3, fall_back: false };
+    let run = |change: &mut dyn FnMut(&mut [u8])| {
+        let all = ring.run_over(call.into(), &data, change)?.into_iter();
+        Some(all.map(|(outcome, _)| result(outcome.data.unwrap())).collect::<Vec<_>>())
+    };
+    let is_step = |frame: &[u8]| {
+        frame.len() > DATA_HEADER && matches!(Frame::decode(frame), Some(Frame::Data(_)))
+    };
+    let mut steps = 0;
+    let right = run(&mut |frame| steps += usize::from(is_step(frame))).unwrap();
+    let mut rng = Rng::with_seed(1);
+    let mut found = 0;
+    for _ in 0..400 {
+        let (mut left, random) = (rng.usize(..steps), rng.usize(..));
+        let result = run(&mut |frame| {
+            if is_step(frame) {
+                if left == 0 {
+                    let bit = DATA_HEADER * 8 + random % ((frame.len() - DATA_HEADER) * 8);
+                    frame[bit / 8] ^= 1 << (bit % 8);
+                }
+                left = left.wrapping_sub(1);
+            }
+        });
+        match result {
+            None => found += 1,
+            Some(result) => assert!(result == right, "{call:?}, bit {random} of a step"),
+        }
+    }
+    found
+}
+
+#[test]
+fn no_changed_bit_changes_a_result_in_silence() {
+    let own = |rank: u32, length: usize| -> Vec<f32> {
+        (0..length).map(|i| (i as f32 + 1.0) * 2f32.powi(rank as i32)).collect()
+    };
+    let op = Op::Sum;
+    let scatter = |rank| -> Owned {
+        let (output, start) = (vec![0f32; 2000], 2000 * rank as usize);
+        Box::new(Scatter { input: own(rank, 6000), output, start, divisor: 1 })
+    };
+    let output = |data| into_data::<Scatter<Vec<f32>, Vec<f32>>>(data).unwrap().output;
+    let found_in = found(Collective::ReduceScatter(op), scatter, output);
+    assert!(found_in > 300, "{found_in} of 400");
+    // One message with a histogram.
+    let reduce =
+        |rank| -> Owned { Box::new(Reduce { data: own(rank, 100), keeps: rank == 1, divisor: 1 }) };
+    let sum = |data| into_data::<Reduce<Vec<f32>>>(data).unwrap().data;
+    let found_in = found(Collective::Reduce { op, root: 1 }, reduce, sum);
+    assert!(found_in > 200, "{found_in} of 400");
 }

@@ -59,6 +59,13 @@ pub fn read_exponent(counts: &[u8]) -> u8 {
     ((high * LOWER + highest(&counts[lower(high)])) as u8).min(NON_FINITE - 1)
 }
 
+/// Whether summed counts are those of this many ranks, as far as their totals show it.
+pub fn counts_all(counts: &[u8], ranks: u32) -> bool {
+    let total = |of: &[u8]| of.iter().map(|count| u32::from(*count)).sum::<u32>();
+    let of_each = [&counts[..UPPER], &counts[UPPER..NON_FINITE_COUNT]];
+    of_each.iter().all(|of| total(of) + u32::from(counts[NON_FINITE_COUNT]) == ranks)
+}
+
 /// Bits of a float in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Width {

@@ -72,6 +72,12 @@ pub fn read_histogram(histogram: &[u8]) -> Exponents {
     Exponents { largest: highest(histogram), finite: highest(finite) }
 }
 
+/// Whether a summed histogram is that of this many ranks, as far as its total shows it.
+pub fn histogram_counts_all(histogram: &[u8], ranks: u32) -> bool {
+    let finite = &histogram[..usize::from(NON_FINITE)];
+    finite.iter().map(|count| u32::from(*count)).sum::<u32>() == ranks
+}
+
 /// Elements for which a scale was too coarse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Underflow {
