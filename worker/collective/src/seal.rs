@@ -34,8 +34,8 @@
 //! recording. Nobody else had the secret before, so the proofs show that all public keys in a list
 //! were drawn by ranks, perhaps for an earlier session. So the group key was sealed only by what
 //! X25519 gives two key pairs of ranks. Ranks drop their private keys and the group key when the
-//! session opens, and clear the memory of all keys that they drop (though not of copies that the
-//! compiler has made). Without proofs in the first round, somebody in the middle could put in a
+//! session opens or fails, and clear the memory of all keys that they drop (though not of copies
+//! that the compiler has made). Without proofs in the first round, somebody in the middle could put in a
 //! public key of theirs, and rank 1 would send sums before rank 0 finds out. Somebody who breaks
 //! X25519 needs the secret as well. For some public keys X25519 gives zeros, whatever the private
 //! key is: these are refused.

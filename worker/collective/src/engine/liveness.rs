@@ -191,6 +191,7 @@ impl Engine {
             log::debug!("rank {}: {error}", self.own_rank());
             self.give_up(0, &error);
             self.reductions.clear();
+            self.exchange = None;
             self.failure = Some(error);
         }
     }
