@@ -104,7 +104,8 @@ typedef struct {
   netsum_mode mode;
   // Seconds since the call.
   double elapsed;
-  // Sums of messages that were checked.
+  // Sums of messages that were checked with all their data. Over the hosts' ring, a rank neither
+  // gets nor counts all sums of others' parts.
   uint64_t verified;
   // This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
   // where they are kept on the average.
@@ -288,8 +289,8 @@ netsum_status netsum_all_gather(netsum_comm *comm,
                                 netsum_work **work);
 
 // Concatenates the r-th `bytes` bytes of each rank's `input` in rank r's `output`. Both have room
-// for `bytes` bytes of each rank. With N ranks it takes N times as long as direct connections
-// would, over the hosts' ring N / 2 times. `work` as with netsum_all_reduce().
+// for `bytes` bytes of each rank. With N ranks it takes up to N times as long as direct connections
+// would. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which belong to the operation until it is done.

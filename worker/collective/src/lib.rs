@@ -8,7 +8,7 @@
 //! | [`channels`] | the interface below the engine |
 //! | [`queue_pairs`] | its implementation by queue pairs of the RC endpoint `netsum-rc` |
 //! | [`frame`] | messages between ranks on bypass connections |
-//! | [`reduction`] | the hosts' ring: a ring all-reduce of one message |
+//! | [`reduction`] | the hosts' ring, of one message |
 //! | [`buffer`] | memory of a message |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
 //! | [`seal`] | pads and tags of sealed sums |

@@ -10,7 +10,7 @@ use crate::numeric::quant::Underflow;
 pub enum Mode {
     /// The box.
     Box,
-    /// The hosts' ring: a ring all-reduce among the ranks, without the box.
+    /// The hosts' ring: the ranks among themselves, without the box.
     HostRing,
 }
 

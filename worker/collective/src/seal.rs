@@ -30,15 +30,16 @@
 //! key of an earlier session. A wrong proof, or a group key that does not open, is the same error
 //! as another secret.
 //!
-//! *Forward secrecy*: somebody who learns the secret after a session has opened cannot read its
-//! recording. Nobody else had the secret before, so the proofs show that all public keys in a list
-//! were drawn by ranks, perhaps for an earlier session. So the group key was sealed only by what
-//! X25519 gives two key pairs of ranks. Ranks drop their private keys and the group key when the
-//! session opens or fails, and clear the memory of all keys that they drop (though not of copies
-//! that the compiler has made). Without proofs in the first round, somebody in the middle could put in a
-//! public key of theirs, and rank 1 would send sums before rank 0 finds out. Somebody who breaks
-//! X25519 needs the secret as well. For some public keys X25519 gives zeros, whatever the private
-//! key is: these are refused.
+//! *Forward secrecy*: somebody who learns the secret after all ranks have opened a session cannot
+//! read its recording. Rank 0 begins the second round only with a list that continues its own key,
+//! with a right proof, and each rank proves only a list that it has checked. So, while nobody else
+//! has the secret, ranks have drawn all keys of that list for it, and what X25519 gives neighbours
+//! seals the group key. A rank takes only a list that continues the one that it has proved. Ranks
+//! drop their private keys and the group key when the session opens or fails, and clear the memory
+//! of keys that they drop, but not the copies that libraries and the compiler leave on the stack.
+//! Without proofs in the first round, somebody in the middle could put in a public key of theirs,
+//! and rank 1 would send sums before rank 0 finds out. Somebody who breaks X25519 needs the secret
+//! as well. For some public keys X25519 gives zeros, whatever the private key is: these are refused.
 //!
 //! *Why not Noise or HPKE*: bypass connections lead one way, so the answers of Noise's handshakes
 //! would travel around the ring. HPKE (RFC 9180) would add a key pair for each hop, and the proofs

@@ -161,10 +161,10 @@ impl Communicator {
         })
     }
 
-    /// Gives rank r the concatenated r-th parts of each rank's bytes. Through a box all bytes go to
-    /// all ranks, so with N ranks it takes N times as long as direct connections would: use it for
-    /// little data. Over the hosts' ring, large parts go only as far as they must, which takes N / 2
-    /// times as long.
+    /// Gives rank r the concatenated r-th parts of each rank's bytes. With N ranks it takes up to N
+    /// times as long as direct connections would, because a box gives all bytes to all ranks: use it
+    /// for little data. Over the hosts' ring, ranks send N / 2 times as much as direct connections
+    /// would, if parts are long.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths

@@ -73,7 +73,7 @@ use crate::numeric::element::{Data, Slice};
 use crate::numeric::layout::ExponentPredictor;
 use crate::reduction::{Chain, Reductions, RingPosition};
 use crate::report::{Mode, Statistics};
-use crate::seal::{BYPASS_BYTES, Exchange, Seal, Share};
+use crate::seal::{BYPASS_BYTES, Exchange, PublicKey, Seal, Share};
 use crate::shape::JobShape;
 use operation::{Operation, RingPart};
 use pool::Pool;
@@ -160,8 +160,8 @@ pub struct Engine {
     exchange: Option<Exchange>,
     /// The keys of a sealed session.
     seal: Option<Seal>,
-    /// Whether this rank has added its key to the list.
-    is_listed: bool,
+    /// The list of keys up to this rank's; empty until it has added its own.
+    listed: Vec<PublicKey>,
     /// Frames that wait until they can be sealed.
     unsealed: Vec<Frame>,
     /// The rank that gave the box up first, as far as this rank knows, and the reason.
@@ -255,7 +255,7 @@ impl Engine {
             session: (settings.rank == 0 && !is_sealed).then_some(session),
             exchange: share.map(|share| Exchange::new(share, settings.agreed().as_bytes(), rank)),
             seal: None,
-            is_listed: false,
+            listed: Vec::new(),
             unsealed: Vec::new(),
             reason: None,
             wrong: false,

@@ -30,26 +30,26 @@ impl Engine {
     /// Adds this rank's key to those of the ranks before it.
     pub(super) fn add_key(&mut self, channels: &mut dyn Channels, mut keys: Vec<PublicKey>) {
         if let Some(exchange) = &self.exchange {
-            self.is_listed = true;
             keys.push(exchange.public());
+            self.listed.clone_from(&keys);
             let proof = exchange.prove(&keys);
             self.tell(channels, &Frame::Keys { keys, proof });
         }
     }
 
-    /// Whether the list is complete, and has this rank's key at its place.
-    fn has_own(&self, keys: &[PublicKey]) -> bool {
-        let own = self.exchange.as_ref().map(Exchange::public);
-        keys.len() == self.member.ranks as usize
-            && keys.get(self.member.rank as usize) == own.as_ref()
+    /// Whether the list is complete, and begins with the one that this rank has proved. So whoever
+    /// learns the secret from then on can change no key before this rank's.
+    fn is_continued(&self, keys: &[PublicKey]) -> bool {
+        let is_listed = !self.listed.is_empty();
+        is_listed && keys.len() == self.member.ranks as usize && keys.starts_with(&self.listed)
     }
 
     /// The first time around.
     fn on_keys(&mut self, channels: &mut dyn Channels, keys: Vec<PublicKey>, proof: &Proof) {
         let rank = self.member.rank as usize;
-        let is_complete = rank == 0 && self.seal.is_none() && self.has_own(&keys);
+        let is_complete = rank == 0 && self.seal.is_none() && self.is_continued(&keys);
         match &self.exchange {
-            Some(exchange) if is_complete || keys.len() == rank && !self.is_listed => {
+            Some(exchange) if is_complete || keys.len() == rank && self.listed.is_empty() => {
                 match exchange.verify(&keys, proof) {
                     Ok(()) if is_complete => {
                         let group = exchange.group_key().clone();
@@ -72,7 +72,7 @@ impl Engine {
     ) {
         let is_first = self.member.rank == 0;
         match &self.exchange {
-            Some(exchange) if self.has_own(&keys) && self.seal.is_some() == is_first => {
+            Some(exchange) if self.is_continued(&keys) && self.seal.is_some() == is_first => {
                 match exchange.take(&keys, sealed) {
                     Ok(group) if !is_first => self.begin_sealed(channels, keys, &group),
                     Ok(group) if group == *exchange.group_key() => self.open_session(channels),
@@ -167,6 +167,8 @@ impl Engine {
         frame: Frame,
     ) {
         match frame {
+            // A rank that has failed opens no session for others.
+            Frame::Keys { .. } | Frame::GroupKey { .. } if self.failure.is_some() => {}
             Frame::Keys { keys, proof } => self.on_keys(channels, keys, &proof),
             Frame::GroupKey { keys, sealed } => self.on_group_key(channels, keys, &sealed),
             Frame::Hello { .. }
@@ -408,6 +410,17 @@ mod tests {
         assert!(third.engine.exchange.is_none());
         let error = third.receive_bytes(sealed.into()).unwrap();
         assert!(error.contains("rank 2 cannot open what rank 1 sends"), "{error}");
+    }
+
+    #[test]
+    fn a_list_that_does_not_begin_with_the_first_one_is_refused_also_with_the_secret() {
+        let attacker = Exchange::new(share(8), settings(1).agreed().as_bytes(), 1);
+        let keys = vec![exchange(7).public(), attacker.public(), exchange(2).public()];
+        let sealed = attacker.pass(&keys, attacker.group_key()).unwrap();
+        let mut rank = rank(2);
+        assert_eq!(rank.receive(&listed(&[0, 1])), None);
+        let error = rank.receive(&Frame::GroupKey { keys, sealed }).unwrap();
+        assert!(error.contains("keys of another session"), "{error}");
     }
 
     /// Passes on what three ranks send, the frame of this number changed, until all rest: the
