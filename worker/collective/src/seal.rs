@@ -253,16 +253,16 @@ impl Seal {
         let limbs = tag.as_chunks::<4>().0.iter().map(|limb| u32::from_le_bytes(*limb));
         let most = self.ranks * ((1 << LIMB_BITS) - 1);
         let places = 0u32..;
-        let mut told = 0u128;
+        let mut tag_value = 0u128;
         for (place, limb) in places.zip(limbs) {
             if limb > most {
                 return false;
             }
-            told += u128::from(limb) << (place * LIMB_BITS);
+            tag_value += u128::from(limb) << (place * LIMB_BITS);
         }
         let expected = u128::from(self.tag(lanes, parts)) + blind(&self.sum, id);
         let modulus = u128::from(MODULUS);
-        tag.len() == TAG_BYTES && told % modulus == expected % modulus
+        tag.len() == TAG_BYTES && tag_value % modulus == expected % modulus
     }
 
     /// The tag of some lanes, of which those of `exponents` bytes come first and are not negative.

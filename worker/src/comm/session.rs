@@ -286,11 +286,11 @@ impl Session {
         let Some(mut core) = self.core.take() else { return };
         let (config, wanted) = (self.config.clone(), Arc::new(()));
         let still = Arc::downgrade(&wanted);
-        let ((give, given), (tell, outcome)) = (mpsc::channel(), mpsc::channel());
+        let ((give, given), (send, outcome)) = (mpsc::channel(), mpsc::channel());
         let thread = move || {
             if let Ok(core) = given.recv() {
                 // The receiver is dropped only when the process ends.
-                let _ = tell.send(reconnect(config, core, &still));
+                let _ = send.send(reconnect(config, core, &still));
             }
         };
         if let Err(e) = std::thread::Builder::new().name("netsum-connect".to_owned()).spawn(thread)
@@ -640,7 +640,7 @@ mod tests {
         let layout = Layout { message_size: 4096, window: 2, rings: 1 };
         let bootstrap =
             Bootstrap::Static { peers: vec![], mtu: 1024, message_size: 4096, window: 2, rings: 1 };
-        let (tell, outcome) = mpsc::channel();
+        let (send, outcome) = mpsc::channel();
         let wanted = Arc::new(());
         let still = Arc::downgrade(&wanted);
         let (mode, mut statistics) = (Mode::Box, Statistics::default());
@@ -664,7 +664,7 @@ mod tests {
             failback: Failback::new(Instant::now()),
             broken: None,
         };
-        (Arc::new(DriverLock::new(session)), tell, still)
+        (Arc::new(DriverLock::new(session)), send, still)
     }
 
     fn start(driver: &Arc<DriverLock<Session>>) -> Pending<()> {
@@ -676,7 +676,7 @@ mod tests {
 
     #[test]
     fn callers_are_not_blocked_by_a_reconnect() {
-        let (driver, tell, _) = reconnecting();
+        let (driver, send, _) = reconnecting();
         let begun = Instant::now();
         let room = Room { driver: Some(Arc::clone(&driver)), process: std::process::id() };
         let all: Vec<_> = (0..MAX_OPEN).map(|_| start(&driver)).collect();
@@ -688,20 +688,20 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
         // All callers get the error.
         let error = Error::Protocol("unreachable".to_owned());
-        tell.send(Reconnected::Left(Statistics::default(), Box::new(Err(error.clone())))).unwrap();
+        send.send(Reconnected::Left(Statistics::default(), Box::new(Err(error.clone())))).unwrap();
         all.into_iter().for_each(|pending| assert_eq!(pending.wait().unwrap_err(), error));
         assert!(room.wait_for(Duration::ZERO));
     }
 
     #[test]
     fn leaving_ends_a_reconnect() {
-        let (driver, tell, wanted) = reconnecting();
+        let (driver, send, wanted) = reconnecting();
         let pending = start(&driver);
         let thread = std::thread::spawn(move || {
             while is_wanted(&wanted) {
                 std::thread::sleep(JOINING);
             }
-            tell.send(Reconnected::Left(Statistics::default(), Box::new(Err(Error::Closed))))
+            send.send(Reconnected::Left(Statistics::default(), Box::new(Err(Error::Closed))))
                 .unwrap();
         });
         driver.end().close();

@@ -45,7 +45,10 @@ impl Engine {
         }
         let unverified: Vec<u64> = self.rings.iter().map(|r| r.verified).collect();
         self.unverified[self.member.rank as usize] = Some(unverified.clone());
-        self.tell(channels, &Frame::FallBack { origin: self.member.rank, reason, unverified });
+        self.send_frame(
+            channels,
+            &Frame::FallBack { origin: self.member.rank, reason, unverified },
+        );
     }
 
     pub(super) fn on_fall_back(
@@ -68,7 +71,7 @@ impl Engine {
         }
         *known = Some(unverified.clone());
         if self.next() != origin {
-            self.tell(channels, &Frame::FallBack { origin, reason, unverified });
+            self.send_frame(channels, &Frame::FallBack { origin, reason, unverified });
         }
     }
 

@@ -64,10 +64,10 @@ impl Engine {
         match self.session {
             None if !self.settings.shape.is_sealed => {
                 self.session = Some(session);
-                self.tell(channels, &Frame::Session(session));
+                self.send_frame(channels, &Frame::Session(session));
                 // Frames right behind it show at once if it was lost.
                 let open: Vec<_> = self.operations.iter().map(|o| o.descriptor).collect();
-                open.into_iter().for_each(|d| self.tell(channels, &Frame::Operation(d)));
+                open.into_iter().for_each(|d| self.send_frame(channels, &Frame::Operation(d)));
             }
             // It has gone around.
             Some(own) if self.member.rank == 0 && own == session => {}
@@ -103,13 +103,13 @@ impl Engine {
             known.completed = known.completed.max(reported.completed);
         }
         if news {
-            self.tell_status(channels);
+            self.send_status(channels);
         }
     }
 
-    pub(super) fn tell_status(&mut self, channels: &mut dyn Channels) {
+    pub(super) fn send_status(&mut self, channels: &mut dyn Channels) {
         let frame = Frame::Status { ranks: self.progress.clone() };
-        self.tell(channels, &frame);
+        self.send_frame(channels, &frame);
     }
 
     pub(super) fn on_goodbye(&mut self, channels: &mut dyn Channels, origin: u32, completed: u64) {
@@ -125,14 +125,14 @@ impl Engine {
             return;
         }
         if self.next() != origin {
-            self.tell(channels, &Frame::Goodbye { origin, completed });
+            self.send_frame(channels, &Frame::Goodbye { origin, completed });
         }
         self.left |= 1 << origin;
         let known = &mut self.progress[origin as usize];
         known.completed = known.completed.max(completed);
         known.started = known.started.max(completed);
         // The leaving rank waits until nobody needs it.
-        self.tell_status(channels);
+        self.send_status(channels);
         if self.sum_mode == SumMode::Agreeing {
             self.fail(channels, Error::RankLeft { rank: self.rank_of(origin) });
         } else {
@@ -147,7 +147,7 @@ impl Engine {
         if self.failure.is_none() && self.failures_seen & 1 << own == 0 {
             self.failures_seen |= 1 << own;
             let failure = error.for_others(self.own_rank());
-            self.tell(channels, &Frame::Failure { origin: own, error: failure });
+            self.send_frame(channels, &Frame::Failure { origin: own, error: failure });
         }
         self.end(error);
     }
@@ -181,7 +181,7 @@ impl Engine {
         }
         self.failures_seen |= 1 << origin;
         if self.next() != origin {
-            self.tell(channels, &Frame::Failure { origin, error: error.clone() });
+            self.send_frame(channels, &Frame::Failure { origin, error: error.clone() });
         }
         self.end(error);
     }
@@ -210,11 +210,11 @@ impl Engine {
             // After a pause of this rank, frames of the previous one may wait in its socket.
             let has_paused = now >= self.next_keep_alive + self.settings.keep_alive();
             self.next_keep_alive = now + self.settings.keep_alive();
-            self.tell_status(channels);
+            self.send_status(channels);
             let others = self.next() != self.previous();
             let is_silent = others && !has_paused && self.is_previous_silent(now);
             if is_silent && self.is_open() && self.failure.is_none() {
-                self.tell(channels, &Frame::Silent { rank: self.previous() });
+                self.send_frame(channels, &Frame::Silent { rank: self.previous() });
             }
         }
         if self.failure.is_some() {
@@ -264,7 +264,7 @@ impl Engine {
             return;
         }
         if self.next() != rank {
-            self.tell(channels, &Frame::Silent { rank });
+            self.send_frame(channels, &Frame::Silent { rank });
         }
         self.silent = Some(rank);
     }
@@ -294,7 +294,7 @@ impl Engine {
             if self.all_started.is_none()
                 || now.saturating_duration_since(self.last_progress) >= longest
             {
-                self.tell_status(channels);
+                self.send_status(channels);
             }
         }
         // A rank that has not made the call yet is not the box's fault.
@@ -324,7 +324,7 @@ impl Engine {
         if !self.leaving {
             self.leaving = true;
             let completed = self.own().completed;
-            self.tell(channels, &Frame::Goodbye { origin: self.member.rank, completed });
+            self.send_frame(channels, &Frame::Goodbye { origin: self.member.rank, completed });
         }
     }
 

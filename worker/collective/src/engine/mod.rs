@@ -311,7 +311,7 @@ impl Engine {
             let buffer = channels.buffer(bypass_room(&settings.shape));
             channels.receive_into(Channel::BypassIn, buffer);
         }
-        engine.tell(
+        engine.send_frame(
             channels,
             &Frame::Hello {
                 shape: settings.shape,
@@ -322,7 +322,7 @@ impl Engine {
         );
         engine.send_full_size(channels);
         if let Some(session) = engine.session {
-            engine.tell(channels, &Frame::Session(session));
+            engine.send_frame(channels, &Frame::Session(session));
         }
         if rank == 0 {
             engine.add_key(channels, Vec::new());
@@ -450,7 +450,7 @@ impl Engine {
     }
 
     /// Sends a frame to the next rank.
-    fn tell(&mut self, channels: &mut dyn Channels, frame: &Frame) {
+    fn send_frame(&mut self, channels: &mut dyn Channels, frame: &Frame) {
         let Some(frame) = self.sendable(frame) else { return };
         // In the hosts' ring every operation is announced; through the box, frames are rare and
         // small.
@@ -564,7 +564,7 @@ impl Engine {
     /// Sends the next rank a packet of the path MTU.
     pub fn send_full_size(&mut self, channels: &mut dyn Channels) {
         let more = if self.seal.is_some() { BYPASS_BYTES } else { 0 };
-        self.tell(channels, &Frame::FullSize(self.settings.shape.mtu as usize - more));
+        self.send_frame(channels, &Frame::FullSize(self.settings.shape.mtu as usize - more));
         (self.full_size, self.acknowledged) = (self.bypass_ids, false);
     }
 

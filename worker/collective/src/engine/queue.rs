@@ -134,7 +134,7 @@ impl Engine {
     /// at once, because losses are detected sooner where all ranks are known to have started.
     pub(super) fn announce(&mut self, channels: &mut dyn Channels) {
         if let Some(descriptor) = self.unannounced.take() {
-            self.tell(channels, &Frame::Operation(descriptor));
+            self.send_frame(channels, &Frame::Operation(descriptor));
         }
     }
 

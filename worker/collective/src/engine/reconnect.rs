@@ -39,7 +39,7 @@ impl Engine {
         }
         let after = self.own().started + 1;
         self.reconnect = Some(Reconnect { after, agreed: false });
-        self.tell(channels, &Frame::Reconnect { after, decided: false });
+        self.send_frame(channels, &Frame::Reconnect { after, decided: false });
     }
 
     /// Whether a reconnect has been proposed or agreed.
@@ -93,7 +93,7 @@ impl Engine {
             }
         };
         self.reconnect = Some(reconnect);
-        self.tell(
+        self.send_frame(
             channels,
             &Frame::Reconnect { after: reconnect.after, decided: reconnect.agreed },
         );

@@ -10,7 +10,7 @@ use crate::buffer::Buffer;
 use crate::channels::Channels;
 use crate::error::Error;
 use crate::frame::{Frame, VERSION};
-use crate::seal::{Exchange, Forged, GroupKey, Proof, PublicKey, SealedKey};
+use crate::seal::{Forged, GroupKey, Proof, PublicKey, SealedKey};
 
 impl Settings {
     /// What the ranks of a sealed session must agree on.
@@ -33,7 +33,7 @@ impl Engine {
             keys.push(exchange.public());
             self.listed.clone_from(&keys);
             let proof = exchange.prove(&keys);
-            self.tell(channels, &Frame::Keys { keys, proof });
+            self.send_frame(channels, &Frame::Keys { keys, proof });
         }
     }
 
@@ -107,15 +107,15 @@ impl Engine {
             return;
         };
         // The next rank opens what comes after the list.
-        self.tell(channels, &Frame::GroupKey { keys, sealed });
+        self.send_frame(channels, &Frame::GroupKey { keys, sealed });
         self.seal = Some(seal);
         if self.member.rank != 0 {
             self.open_session(channels);
         }
         // Another secret shows at once.
-        self.tell_status(channels);
+        self.send_status(channels);
         for frame in std::mem::take(&mut self.unsealed) {
-            self.tell(channels, &frame);
+            self.send_frame(channels, &frame);
         }
     }
 
@@ -126,7 +126,7 @@ impl Engine {
             self.session = Some(seal.session());
         }
         let open: Vec<_> = self.operations.iter().map(|o| o.descriptor).collect();
-        open.into_iter().for_each(|d| self.tell(channels, &Frame::Operation(d)));
+        open.into_iter().for_each(|d| self.send_frame(channels, &Frame::Operation(d)));
     }
 
     /// Ends a session that has not opened in time.
@@ -208,7 +208,7 @@ mod tests {
     use crate::frame::{Descriptor, Progress, Reason};
     use crate::numeric::element::{Dtype, Slice};
     use crate::numeric::layout::Layout;
-    use crate::seal::{Secret, Share};
+    use crate::seal::{Exchange, Secret, Share};
     use crate::shape::JobShape;
     use zeroize::Zeroizing;
 

@@ -320,10 +320,10 @@ impl Aggregator {
         // As `egress` writes it.
         let total = if goes_up { slot.is(Slot::COMPLETE) } else { !below.is_empty() };
         let below = ranks.len() as u32;
-        let tells =
+        let marks =
             |member| if goes_up { group_mark(below) } else { slot.receiver_marks(member) } | if total { TOTAL } else { 0 };
         let leaving = ring.leaves_on(&fragment, output);
-        let leaving = leaving.map(|(member, bth)| (member, Bth { flags: tells(member), ..*bth }));
+        let leaving = leaving.map(|(member, bth)| (member, Bth { flags: marks(member), ..*bth }));
         let leaving: Vec<(u32, Bth)> = leaving.collect();
         let sum = ring.sums[s].clone();
         for (member, bth) in leaving {
