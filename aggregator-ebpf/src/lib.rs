@@ -11,7 +11,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`packet`] | a packet in the driver's buffer, as the verifier follows it |
-//! | [`classify`] | which flow a packet belongs to; [`wrapped`]: behind tags and extension headers |
+//! | [`classify`] | which flow a packet belongs to; [`wrapped`]: behind tags or extensions |
 //! | [`check`] | whether a contribution may be added |
 //! | [`payload`] | copies and adds payloads; [`float`](mod@float): floats |
 //! | [`saved`] | headers that a slot keeps for the result |

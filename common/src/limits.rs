@@ -46,8 +46,8 @@ pub const MAX_FLOAT_MTU: u32 = 2048;
 pub const SUM_SIZES: [u32; 6] = [512, 1024, 1536, 2048, 3328, 4096];
 const _: () = assert!(SUM_SIZES[4] as usize == MAX_MTU && SUM_SIZES[5] == 2 * MAX_FLOAT_MTU);
 
-/// Bytes for sums of payloads with up to `mtu` bytes of floats: one of two sizes, because the verifier
-/// processes the loops over their lanes once for each.
+/// Bytes for sums of payloads with up to `mtu` bytes of floats: one of two sizes, because the
+/// verifier processes the loops over their lanes once for each.
 #[inline(always)]
 pub const fn float_sum_bytes(mtu: u32) -> u32 {
     if mtu <= MAX_FLOAT_MTU / 2 { MAX_FLOAT_MTU } else { 2 * MAX_FLOAT_MTU }

@@ -9,7 +9,7 @@
 //! | [`faults`] | links that lose, duplicate, reorder, corrupt and mark packets |
 //! | [`attacker`] | a host that forges frames |
 //! | [`boxes`] | tests of boxes that are virtual machines |
-//! | [`cluster`] | the daemon on the box, and ranks on the hosts; [`manager`]: that of several boxes |
+//! | [`cluster`] | the daemon on the box, and ranks on the hosts; [`manager`]: of several boxes |
 //! | [`machine`] | a node with files of its own |
 //! | [`cpu`] | pins threads to a CPU |
 //! | [`data`] | data that ranks reduce |

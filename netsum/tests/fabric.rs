@@ -617,8 +617,8 @@ async fn a_command_for_the_other_role_is_refused_with_the_role() {
     assert_eq!(at_manager("trace --count 1").await, refused(why));
     let why = "--in-band: set-up in band does not work over several boxes";
     assert_eq!(at_manager("job create b --ranks 2 --in-band").await, refused(why));
-    let why = "--dtype f32: sums of several boxes would be rounded more than once; create the job at \
-               one box";
+    let why = "--dtype f32: sums of several boxes would be rounded more than once; create the job \
+               at one box";
     assert_eq!(at_manager("job create b --ranks 2 --dtype f32").await, refused(why));
     for line in ["fabric show", "fabric drain a --reason fan", "fabric accept a/p0"] {
         let error = daemon.netsum(line).await.unwrap_err();

@@ -124,7 +124,8 @@ fn draining_a_spine_needs_no_fallback() {
     let reconnect = pause(&["job", "reconnect", JOB]);
     let drain = pause(&["fabric", "drain", "spine1", "--reason", "new fan"]);
     println!(
-        "the longest all-reduce: {reconnect:.0?} with a reconnect, {drain:.0?} when a spine is drained"
+        "the longest all-reduce: {reconnect:.0?} with a reconnect, {drain:.0?} when a spine is \
+         drained"
     );
     let shown = |manager: &Manager| {
         let fabric = manager.json(&cluster, &["fabric", "show"]).unwrap();

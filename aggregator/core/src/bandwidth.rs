@@ -93,7 +93,9 @@ mod tests {
         }
 
         #[test]
-        fn any_times_are_accepted(probe in proptest::collection::vec((any::<u64>(), any::<u32>()), 0..300)) {
+        fn any_times_are_accepted(
+            probe in proptest::collection::vec((any::<u64>(), any::<u32>()), 0..300)
+        ) {
             rate(&probe);
             fastest(&probe);
         }

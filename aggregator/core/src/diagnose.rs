@@ -206,8 +206,8 @@ fn of_job(
     if findings.is_empty() {
         let (what, next) = if job.is_summed_by_hosts() {
             (
-                "the box sums only for its groups, if it has any: the job's own ring has neighbours \
-                 at one address, or no room here",
+                "the box sums only for its groups, if it has any: the job's own ring has \
+                 neighbours at one address, or no room here",
                 "nothing: its ranks sum over the hosts' ring",
             )
         } else if rings.iter().all(|r| r.stalled.is_none()) {

@@ -443,8 +443,8 @@ impl Job {
             .collect()
     }
 
-    /// Whether its ranks sum without the box: a host has so many of them that neighbours in the ring
-    /// share an address, or a group has no rings.
+    /// Whether its ranks sum without the box: a host has so many of them that neighbours in the
+    /// ring share an address, or a group has no rings.
     pub fn is_summed_by_hosts(&self) -> bool {
         self.epoch.is_some() && self.flows.is_empty()
     }

@@ -119,8 +119,8 @@ impl Forming {
         let (rank, next) = pairs.find(|(rank, next)| ip(rank) == ip(next))?;
         Some(Refusal::NotNow(format!(
             "ranks {rank} and {next} have one address, {}, and what they send to each other does \
-             not reach a box: at most half of the ranks behind one box may have one address. Create \
-             the job at the box, whose ranks may be distributed in any way",
+             not reach a box: at most half of the ranks behind one box may have one address. A job \
+             of one box alone, created there, has no such limit",
             ip(rank)?
         )))
     }

@@ -37,7 +37,7 @@ pub async fn run(
             level: Level::Error,
             subject: "configuration".into(),
             found: e.to_string(),
-            hint: Some("the comments in netsum.example.toml, installed as /etc/netsum/netsum.toml, explain it".into()),
+            hint: Some("the comments in /etc/netsum/netsum.toml, as installed, explain it".into()),
         });
     }
     let facts =

@@ -289,8 +289,8 @@ netsum_status netsum_all_gather(netsum_comm *comm,
                                 netsum_work **work);
 
 // Concatenates the r-th `bytes` bytes of each rank's `input` in rank r's `output`. Both have room
-// for `bytes` bytes of each rank. With N ranks it takes up to N times as long as direct connections
-// would. `work` as with netsum_all_reduce().
+// for `bytes` bytes of each rank. With N ranks it takes up to N times as long as direct
+// connections would. `work` as with netsum_all_reduce().
 //
 // The caller promises:
 // `input` and `output` have their bytes, which belong to the operation until it is done.

@@ -2,9 +2,9 @@
 //! has received the one before.
 //!
 //! **An all-reduce** is a reduce-scatter, then an all-gather. The lanes are cut in N parts. In step
-//! s a rank sends to the next rank the part that it received in step s - 1. In the first N - 1 steps
-//! it adds its own lanes before that. Then part p is complete at rank p - 1, and goes around the
-//! ring once more. A rank sends 2 (N - 1) / N of the lanes.
+//! s a rank sends to the next rank the part that it received in step s - 1. In the first N - 1
+//! steps it adds its own lanes before that. Then part p is complete at rank p - 1, and goes around
+//! the ring once more. A rank sends 2 (N - 1) / N of the lanes.
 //!
 //! **A [`Chain`]** is a range of lanes that not all ranks need, or that only one rank contributes.
 //! It goes around the ring at most once, from a first rank over some hops; each rank adds its own
@@ -137,8 +137,8 @@ impl RingPosition {
 pub struct StepMismatch;
 
 impl Reduction {
-    /// Adds this rank's lanes, which end with `chains`. Calls `send(step, pieces)` for what is to be
-    /// sent in a step.
+    /// Adds this rank's lanes, which end with `chains`. Calls `send(step, pieces)` for what is to
+    /// be sent in a step.
     pub fn contribute(
         &mut self,
         member: RingPosition,

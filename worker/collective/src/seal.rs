@@ -39,7 +39,8 @@
 //! of keys that they drop, but not the copies that libraries and the compiler leave on the stack.
 //! Without proofs in the first round, somebody in the middle could put in a public key of theirs,
 //! and rank 1 would send sums before rank 0 finds out. Somebody who breaks X25519 needs the secret
-//! as well. For some public keys X25519 gives zeros, whatever the private key is: these are refused.
+//! as well. For some public keys X25519 gives zeros, whatever the private key is: these are
+//! refused.
 //!
 //! *Why not Noise or HPKE*: bypass connections lead one way, so the answers of Noise's handshakes
 //! would travel around the ring. HPKE (RFC 9180) would add a key pair for each hop, and the proofs

@@ -29,9 +29,9 @@ fn reduction(op: Op, root: Option<u32>) -> Collective {
 /// | reduce-scatter, all-gather | D | (N - 1) / N D |
 /// | all-to-all | D, N times what a rank gives | (N - 1) / 2N D |
 ///
-/// Messages of a reduce-scatter that are in two ranks' parts cost as much as those of an all-reduce,
-/// and messages of an all-to-all with several blocks as those of an all-gather. With a secret
-/// (`NETSUM_SECRET`), all cost as much as an all-reduce over the hosts' ring.
+/// Messages of a reduce-scatter that are in two ranks' parts cost as much as those of an
+/// all-reduce, and messages of an all-to-all with several blocks as those of an all-gather. With a
+/// secret (`NETSUM_SECRET`), all cost as much as an all-reduce over the hosts' ring.
 ///
 /// Arrays of one operation must not share memory, except in place: the shorter array may be exactly
 /// this rank's part of the longer one. Otherwise the call returns [`Error::Argument`] and is not
@@ -162,9 +162,9 @@ impl Communicator {
     }
 
     /// Gives rank r the concatenated r-th parts of each rank's bytes. With N ranks it takes up to N
-    /// times as long as direct connections would, because a box gives all bytes to all ranks: use it
-    /// for little data. Over the hosts' ring, ranks send N / 2 times as much as direct connections
-    /// would, if parts are long.
+    /// times as long as direct connections would, because a box gives all bytes to all ranks: use
+    /// it for little data. Over the hosts' ring, ranks send N / 2 times as much as direct
+    /// connections would, if parts are long.
     ///
     /// # Errors
     /// As [`all_reduce_async`](Self::all_reduce_async), and [`Error::Argument`] where the lengths

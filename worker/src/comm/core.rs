@@ -28,8 +28,8 @@ pub(super) const POLL: Duration = Duration::from_millis(100);
 const ANSWER_POLL: Duration = Duration::from_millis(1);
 /// How long rank 0 waits for the controller's answer before it continues without.
 const DAEMON_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a packet may take on a path that is tested, and a sum. An answer of the controller takes
-/// some 300 ms, and the cause is to be known within 2 s.
+/// How long a packet may take on a path that is tested, and a sum. An answer of the controller
+/// takes some 300 ms, and the cause is to be known within 2 s.
 const PATH_TEST_TIMEOUT: Duration = Duration::from_millis(1400);
 /// How long a rank that leaves waits for others that may still need it.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -198,11 +198,11 @@ impl Core {
         progressed
     }
 
-    /// Waits for the previous rank's hello, the next rank's acknowledgement and the keys of a sealed
-    /// session, at most until `until`; for the packet of the path MTU right after the hello, at most
-    /// `patience`. Asks the controller for the cause of a delay; fails at once if waiting cannot help.
-    /// `unreachable` receives what is missing, and since when. [`Error::Closed`] when `is_wanted`
-    /// is false.
+    /// Waits for the previous rank's hello, the next rank's acknowledgement and the keys of a
+    /// sealed session, at most until `until`; for the packet of the path MTU right after the hello,
+    /// at most `patience`. Asks the controller for the cause of a delay; fails at once if waiting
+    /// cannot help. `unreachable` receives what is missing, and since when. [`Error::Closed`] when
+    /// `is_wanted` is false.
     pub fn wait_for_neighbours(
         &mut self,
         until: Instant,
@@ -484,7 +484,8 @@ impl Core {
     }
 }
 
-/// Whether the controller is to report it to the others, which may not have received it from this rank.
+/// Whether the controller is to report it to the others, which may not have received it from this
+/// rank.
 fn is_news(error: &Error) -> bool {
     use Error::{Adapter, Mismatch, Protocol, RankDied, Socket};
     matches!(error, RankDied { .. } | Mismatch(_) | Protocol(_) | Socket { .. } | Adapter { .. })

@@ -24,8 +24,8 @@ use netsum_collective::report::{Mode, Report, Statistics};
 use netsum_collective::seal::{Secret, Share};
 use netsum_collective::shape::JobShape;
 
-/// How often a rank that joins again polls for the controller's answer, and callers for the end of the
-/// reconnect.
+/// How often a rank that joins again polls for the controller's answer, and callers for the end of
+/// the reconnect.
 const JOINING: Duration = Duration::from_millis(5);
 
 /// A call that waits until an operation may be started.

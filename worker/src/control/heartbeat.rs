@@ -1,5 +1,5 @@
-//! The thread that sends heartbeats to the controller, and receives whether the job has failed or its
-//! ranks are to reconnect.
+//! The thread that sends heartbeats to the controller, and receives whether the job has failed or
+//! its ranks are to reconnect.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -40,7 +40,8 @@ struct Orders {
     missing: Option<MissingPackets>,
 }
 
-/// The controller's last answer; the default if it does not answer, because no rank could join then.
+/// The controller's last answer; the default if it does not answer, because no rank could join
+/// then.
 #[derive(Clone, Copy, Default)]
 struct Last {
     reconnect_request: ReconnectRequest,
@@ -192,7 +193,8 @@ impl Heartbeat {
         lock(&self.shared.failed).clone()
     }
 
-    /// Ranks whose processes have ended, as the controller last reported; empty if it does not answer.
+    /// Ranks whose processes have ended, as the controller last reported; empty if it does not
+    /// answer.
     pub fn ended_ranks(&self) -> Vec<u32> {
         lock(&self.shared.ended_ranks).clone()
     }
@@ -254,8 +256,8 @@ impl Heartbeat {
         lock(&self.shared.last).answered >= request
     }
 
-    /// Reports to the controller that this rank has failed, and stops heartbeats, which would keep the
-    /// job alive until the application leaves.
+    /// Reports to the controller that this rank has failed, and stops heartbeats, which would keep
+    /// the job alive until the application leaves.
     pub fn give_up(&self, reason: impl FnOnce() -> String) {
         if !self.shared.has_given_up.swap(true, Ordering::Relaxed) {
             lock(&self.shared.orders).stop = Some(Err(reason()));

@@ -94,7 +94,8 @@ impl Control {
         Self { is_sealed: true, ..self }
     }
 
-    /// Retries for this long, even if the controller ends before it answers: it was there a moment ago.
+    /// Retries for this long, even if the controller ends before it answers: it was there a moment
+    /// ago.
     pub fn retry_for(&mut self, patience: Duration) {
         (self.patience, self.again) = (patience, true);
     }
@@ -244,7 +245,8 @@ impl Control {
                 release: netsum_api::RELEASE.into(),
                 ranks,
             };
-            // The controller's own deadline comes first: its answer names the ranks that are missing.
+            // The controller's own deadline comes first: its answer names the ranks that are
+            // missing.
             let wait = left + Duration::from_secs(2);
             match self.call(wait, |mut c| async move { c.join(request).await }) {
                 // The controller answers a second request with the same address alike.

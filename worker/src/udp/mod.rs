@@ -53,7 +53,8 @@ impl UdpDriver {
     }
 
     /// Shares port 4791 of an address with other ranks of this user. Sends from these two ports, or
-    /// where they are 0 from any. Receives once [`open_sockets`](Self::open_sockets) has been called.
+    /// where they are 0 from any. Receives once [`open_sockets`](Self::open_sockets) has been
+    /// called.
     pub fn share(local: IpAddr, [next, previous]: [u16; 2]) -> Result<Self, BindError> {
         let next = RoceSocket::sender(local, next)?;
         Ok(Self::over(local, vec![next, RoceSocket::sender(local, previous)?]))

@@ -383,8 +383,8 @@ impl Engine {
         }
     }
 
-    /// Writes back a verified sum, unless this rank has only some of its lanes, and notes the scales
-    /// of later messages that it contains.
+    /// Writes back a verified sum, unless this rank has only some of its lanes, and notes the
+    /// scales of later messages that it contains.
     fn accept(&mut self, now: Instant, lent: &mut dyn Data, ring: u32, sum: &[u8], is_whole: bool) {
         let (ranks, window) = (self.settings.summands, self.window());
         let Some(at) = self.operation_of(ring, self.rings[ring as usize].verified) else { return };

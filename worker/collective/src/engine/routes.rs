@@ -10,8 +10,8 @@
 //! | all others | around twice, as an all-reduce |
 //!
 //! So every message has a rank that gets all of its lanes, and can verify them. The others verify
-//! the message's identity, and that all ranks take part. They use its exponents, of which they check
-//! the totals of counts: that finds any single one that has changed.
+//! the message's identity, and that all ranks take part. They use its exponents, of which they
+//! check the totals of counts: that finds any single one that has changed.
 //!
 //! An all-to-all stays with the box while this sums: the window, the kept messages and the fallback
 //! know one way of summing at a time.

@@ -1,6 +1,6 @@
-//! The key exchange of a sealed session, which goes around the ring twice: [`crate::seal`] says why.
-//! Until then ranks only greet each other, report errors, and show that they live: nobody can tell
-//! who sends.
+//! The key exchange of a sealed session, which goes around the ring twice: [`crate::seal`] says
+//! why. Until then ranks only greet each other, report errors, and show that they live: nobody can
+//! tell who sends.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
