@@ -30,9 +30,10 @@ pub fn path_test(out: &mut impl Write, format: Format, d: api::Diagnosis) -> Res
     writeln!(out, "{NAME}{}:{NAME:#} {} ranks tested", test.job, test.ranks.len())?;
     for api::RankPathTest { rank, next, port, acknowledged, packets, refused } in &test.ranks {
         let to_next = if *acknowledged { "acknowledged" } else { "NOT acknowledged" };
+        let by = if port.is_empty() { String::new() } else { format!(" by {port}") };
         writeln!(
             out,
-            "\trank {rank} by {port}: full packet to rank {next} {to_next}  to be summed \
+            "\trank {rank}{by}: full packet to rank {next} {to_next}  to be summed \
              {packets} ({refused} refused)"
         )?;
     }

@@ -147,8 +147,8 @@ fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
 }
 
 /// Why a box cannot sum for ranks.
-const NEIGHBOURS: &str = "so many ranks have one address that neighbours in the ring do, and what \
-    they send to each other does not reach a box";
+const NEIGHBOURS: &str = "so many ranks have one address that neighbours in the ring are on one \
+    host, and a box does not see what they send to each other";
 
 fn warn_without_rings(job: &str, why: &str) {
     log::warn!(NETSUM_JOB = job; "job {job}: its ranks sum over the hosts' ring: {why}");
@@ -285,7 +285,9 @@ impl<B: Backend> Worker for WorkerService<B> {
             let mut inner = self.shared().lock();
             let (waiter, receiver) = inner.waiters.add();
             let now = Instant::now();
-            let had_rings = inner.controller.job(&r.job).is_ok_and(|job| !job.rings.is_empty());
+            let before = inner.controller.job(&r.job).ok();
+            let (had_rings, last_epoch) =
+                before.map_or((false, 0), |job| (!job.rings.is_empty(), job.last_epoch));
             let (job, token) = (r.job.clone(), r.token.as_str().into());
             let (ranks, epoch) = (r.ranks, r.epoch);
             let join = Join { job, token, address, ifindex, mac, ranks, epoch, deadline, waiter };
@@ -298,10 +300,8 @@ impl<B: Backend> Worker for WorkerService<B> {
                 }
             };
             let begins = actions.iter().any(|a| matches!(a, Action::ActivateRing(..)));
-            if had_rings
-                && !actions.is_empty()
-                && inner.controller.job(&r.job).is_ok_and(Job::is_summed_by_hosts)
-            {
+            let now_without = |job: &Job| job.is_summed_by_hosts() && job.last_epoch != last_epoch;
+            if had_rings && inner.controller.job(&r.job).is_ok_and(now_without) {
                 warn_without_rings(&r.job, NEIGHBOURS);
             }
             // If a rank only waits, nothing has to be written.
@@ -344,7 +344,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             (job.spec.host_ring_fallback, job.is_summed_by_hosts());
         let (ranks, on_host_ring) =
             (ranks.collect(), current.on_host_ring && (may_fall_back || is_summed_by_hosts));
-        if is_summed_by_hosts && !job.spec.is_group {
+        if is_summed_by_hosts && !job.spec.is_group && rank == 0 {
             warnings.push(format!(
                 "the hosts' ring makes sums that are not hierarchical: {NEIGHBOURS}"
             ));

@@ -204,12 +204,14 @@ fn of_job(
         });
     }
     if findings.is_empty() {
-        let (what, next) = if job.is_summed_by_hosts() {
+        let (what, next) = if job.is_summed_by_hosts() && !job.rings.is_empty() {
             (
-                "the box sums only for its groups, if it has any: the job's own ring has \
-                 neighbours at one address, or no room here",
+                "the box makes only the hierarchical sums: in the job's own ring, neighbours are \
+                 on one host",
                 "nothing: its ranks sum over the hosts' ring",
             )
+        } else if job.is_summed_by_hosts() {
+            ("the group has no ring here", "nothing: its ranks sum over the hosts' ring")
         } else if rings.iter().all(|r| r.stalled.is_none()) {
             (IDLE, "look at the application: its ranks are between two collectives")
         } else {

@@ -269,8 +269,8 @@ impl JobSpec {
             format!("--lsb {lsb}: must be {LSB_MIN} to {LSB_MAX}")
         } else if self.mtu > MAX_FLOAT_MTU {
             format!(
-                "--mtu {}: must be at most {MAX_FLOAT_MTU} with --dtype f32, whose sums take twice \
-                 the memory",
+                "--mtu {}: must be at most {MAX_FLOAT_MTU} with --dtype f32, whose sums take 64 \
+                 bits a lane",
                 self.mtu
             )
         } else {

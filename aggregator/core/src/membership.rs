@@ -315,8 +315,7 @@ impl Controller {
         let is_manager = forming.ranks.values().any(|w| self.box_of(w.ifindex).is_some());
         let (refused, on_host_ring) =
             if is_manager { (own_neighbour, false) } else { (None, own_neighbour.is_some()) };
-        let rings = if on_host_ring { &[] } else { job.rings.as_slice() };
-        for (r, ring) in rings.iter().enumerate() {
+        for (r, ring) in job.rings.iter().enumerate() {
             let neighbours = order.iter().zip(order.iter().cycle().skip(1));
             for (member, (rank, next)) in (0..).map(Rank).zip(neighbours) {
                 let [Some(w), Some(next)] = [rank, next].map(|rank| forming.ranks.get(rank)) else {
@@ -342,6 +341,9 @@ impl Controller {
             .or_else(|| self.kept_apart(&flows, sender))
             .or_else(|| self.contradiction(name, &flows, sender))
             .or_else(|| self.check_owners(name, &flows, sender).err());
+        if on_host_ring {
+            flows.clear();
+        }
         if refusal.is_none() {
             self.take_over(&flows);
         }

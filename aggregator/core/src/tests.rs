@@ -894,18 +894,57 @@ fn one_address_on_two_hosts_is_refused_at_all_ranks() {
     // Flows are numbered by place, and name their ranks.
     assert_eq!([0, 1, 2, 3].map(|place| job.sender(Rank(place)).0), [0, 2, 3, 1]);
     assert_eq!(job.flows[1].src, IpAddr::from([10, 0, 0, 7]));
+}
 
-    c.create_job(spec("c", 2)).unwrap();
-    let two = [0, 1].map(|rank| {
-        let mut join = join("c", rank, 0, rank.into(), now);
+/// Two ranks with one address join, behind these ports.
+fn joined_at_one_address(c: &mut Controller, job: &str, ports: [u32; 2]) -> Vec<Action> {
+    let now = Instant::now();
+    c.create_job(spec(job, 2)).unwrap();
+    let joins = (0..).zip(ports).map(|(rank, port)| {
+        let mut join = join(job, rank, 0, rank.into(), now);
         (join.address.ip, join.address.mac) = (IpAddr::from([10, 0, 0, 7]), [2, 0, 0, 0, 0, 7]);
+        (join.mac, join.ifindex) = (join.address.mac, port);
         join
     });
-    let actions: Vec<Action> = two.into_iter().flat_map(|r| c.join(r, now).unwrap()).collect();
-    assert!(replies(&actions).iter().all(|(_, is_ok)| *is_ok), "{actions:?}");
-    let job = c.job("c").unwrap();
+    joins.collect::<Vec<_>>().into_iter().flat_map(|join| c.join(join, now).unwrap()).collect()
+}
+
+#[test]
+fn ranks_on_one_host_sum_over_the_hosts_ring_at_a_box() {
+    let mut c = controller();
+    let actions = joined_at_one_address(&mut c, "a", [11, 11]);
+    assert_eq!(replies(&actions).iter().filter(|(_, is_ok)| *is_ok).count(), 2, "{actions:?}");
+    let job = c.job("a").unwrap();
     assert_eq!((job.is_summed_by_hosts(), job.has_active_rings()), (true, false));
     assert!(job.epoch.as_ref().unwrap().on_host_ring);
+}
+
+#[test]
+fn ranks_on_one_host_are_checked_as_others_are() {
+    let mut c = controller();
+    let now = Instant::now();
+    c.create_job(spec("owner", 2)).unwrap();
+    for rank in 0..2 {
+        let mut join = join("owner", rank, 0, rank.into(), now);
+        if rank == 1 {
+            (join.address.ip, join.address.mac) = (IpAddr::from([10, 0, 0, 7]), [2, 0, 0, 0, 0, 7]);
+            (join.mac, join.ifindex) = (join.address.mac, 11);
+        }
+        c.join(join, now).unwrap();
+    }
+    let actions = joined_at_one_address(&mut c, "a", [12, 12]);
+    let refused = format!("{actions:?}");
+    assert!(replies(&actions).iter().all(|(_, is_ok)| !is_ok), "{refused}");
+    assert!(refused.contains("10.0.0.7"), "{refused}");
+}
+
+#[test]
+fn a_manager_refuses_ranks_on_one_host() {
+    let mut c = controller();
+    let named = |port: &PortInfo| PortInfo { name: format!("a/{}", port.name), ..port.clone() };
+    c.set_ports(c.ports().iter().map(named).collect());
+    let actions = joined_at_one_address(&mut c, "a", [11, 11]);
+    assert!(format!("{actions:?}").contains("at most half"), "{actions:?}");
 }
 
 /// A leaf with ranks 0 and 1, whose receiver is behind the parent, at p0, p1 and p3. The flow of

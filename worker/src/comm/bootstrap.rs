@@ -261,7 +261,7 @@ fn join(
     let epoch = reply.job.as_ref().map_or(epoch, |j| j.epoch);
     let period = Duration::from_millis(u64::from(described.heartbeat_ms.max(100)));
     let heartbeat = Some(Heartbeat::start(control, config.rank, epoch, period)?);
-    if reply.on_host_ring && config.rank == 0 {
+    if reply.on_host_ring && config.rank == 0 && reply.warnings.is_empty() {
         log::warn!(
             "rank 0: no box sums job {job} now: the ranks sum over the hosts' ring; the \
              controller's log has the reason"

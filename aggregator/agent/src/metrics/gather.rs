@@ -115,6 +115,9 @@ async fn job(shared: &Shared, name: &str) -> Result<Option<JobSnapshot>> {
 }
 
 fn without_rings(job: &Job) -> JobSnapshot {
+    let on_host_ring = job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring);
+    // Where no box can sum, there is nothing to alert to.
+    let has_fallen_back = on_host_ring && !job.is_summed_by_hosts();
     let now = Instant::now();
     let heartbeat_age = |rank: u32| {
         let last_seen = job.epoch.as_ref()?.last_seen(Rank(rank))?;
@@ -127,7 +130,7 @@ fn without_rings(job: &Job) -> JobSnapshot {
         senders: senders(job),
         mtu: job.mtu(),
         state: job.state.clone(),
-        on_host_ring: (job.epoch.as_ref().is_some_and(|epoch| epoch.on_host_ring), job.fallbacks),
+        on_host_ring: (has_fallen_back, job.fallbacks),
         is_sealed: job.epoch.as_ref().is_some_and(|epoch| epoch.is_sealed()),
         underflows: job.underflows,
         memory: pool::job_memory(&job.spec, job.slots),
