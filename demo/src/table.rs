@@ -82,7 +82,7 @@ impl Summary {
         ];
         if let Some(sealed) = &self.sealed {
             let remark = format!(
-                "neither readable nor forgeable; weights {} to one process's",
+                "the network can neither read nor forge; weights {} to one process's",
                 same(sealed.identical)
             );
             rows.push(row("time sealed", format!("{:.2} s", sealed.seconds), remark));

@@ -334,7 +334,7 @@ impl Dispatcher {
             }
         }
         for Joined { rank, epoch } in joined {
-            // The rank's caller may have ranks_ended.
+            // The rank's caller may have ended.
             let _ = rank.send(refusal.clone().map_or(Ok(epoch), Err));
         }
     }

@@ -1,4 +1,5 @@
-//! A fabric whose boxes, links or manager fail, are drained, or are slow.
+//! A fabric whose boxes, links or manager fail, are drained, or are slow, and how a second job goes
+//! around slow links.
 
 use netsum_lab::cluster::{Cluster, Group, JobSpec, TIMEOUT, one_on_each_host};
 use netsum_lab::faults::Faults;

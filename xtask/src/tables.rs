@@ -27,7 +27,8 @@ fn missing(source: &str) -> Vec<&str> {
     let lines: Vec<&str> = source.lines().collect();
     let modules = lines.windows(2).filter(|pair| !pair[0].starts_with("#[cfg(test)]"));
     modules
-        .filter_map(|pair| pair[1].trim_start_matches("pub ").strip_prefix("mod "))
+        .filter(|pair| pair[1].starts_with("mod ") || pair[1].starts_with("pub"))
+        .filter_map(|pair| Some(pair[1].split_once("mod ")?.1))
         .filter_map(|rest| rest.strip_suffix(';'))
         .filter(|name| !table.contains(&format!("`{name}`")))
         .collect()
@@ -44,6 +45,7 @@ fn tables_name_all_modules() {
 
 #[test]
 fn a_module_that_the_table_lacks_is_found() {
-    let source = "//! | `a` | first |\n\nmod a;\npub mod b;\n#[cfg(test)]\nmod tests;\n";
-    assert_eq!(missing(source), ["b"]);
+    let source =
+        "//! | `a` | first |\n\nmod a;\npub mod b;\npub(crate) mod c;\n#[cfg(test)]\nmod tests;\n";
+    assert_eq!(missing(source), ["b", "c"]);
 }

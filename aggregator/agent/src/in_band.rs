@@ -36,7 +36,7 @@ struct LogBudget {
 }
 
 impl LogBudget {
-    /// LogBudget in a period; enough for the ranks of a large job.
+    /// Lines in a period; enough for the ranks of a large job.
     const MAX_LINES: u32 = 200;
     const PERIOD: Duration = Duration::from_secs(10);
 

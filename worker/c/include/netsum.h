@@ -104,8 +104,8 @@ typedef struct {
   netsum_mode mode;
   // Seconds since the call.
   double elapsed;
-  // Sums of messages that were checked with all their data. Over the hosts' ring, a rank neither
-  // gets nor counts all sums of others' parts.
+  // Sums of messages that were checked with all their data. Over the hosts' ring, a rank counts
+  // only those whose data it gets.
   uint64_t verified;
   // This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
   // where they are kept on the average.

@@ -43,8 +43,8 @@ pub struct netsum_report {
     mode: netsum_mode,
     /// Seconds since the call.
     elapsed: f64,
-    /// Sums of messages that were checked with all their data. Over the hosts' ring, a rank neither
-    /// gets nor counts all sums of others' parts.
+    /// Sums of messages that were checked with all their data. Over the hosts' ring, a rank counts
+    /// only those whose data it gets.
     verified: u64,
     /// This rank's floats that became 0, because their block has far larger ones; not in 16 bits,
     /// where they are kept on the average.

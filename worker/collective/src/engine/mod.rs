@@ -33,8 +33,9 @@
 //!
 //! ## Collectives on the hosts' ring
 //! Lanes that only some ranks need, or that one rank contributes, do not go around twice: see
-//! `engine/routes.rs`. A rank without all lanes of a message checks only its identity, and that all
-//! ranks take part; another rank has all of them, and checks their sums.
+//! `engine/routes.rs`. A rank without all lanes of a message checks only its identity, that all
+//! ranks take part, and the totals of its exponents; another rank has all lanes, and checks their
+//! sums.
 //!
 //! ## Few floats
 //! A small operation of floats is one message, if the prediction of its exponents is right. All

@@ -327,8 +327,9 @@ impl Engine {
         if unsummed { Verification::Unsummed } else { Verification::Wrong }
     }
 
-    /// Whether exponents count all ranks. That finds any single count that has changed, where the
-    /// sums over all lanes cannot be checked.
+    /// Whether exponents count all ranks. That finds a single count of finite exponents that has
+    /// changed, where the sums over all lanes cannot be checked. A changed count of infinities and
+    /// NaNs in a histogram makes this rank wait for a message that no other sends: an error.
     fn counts_all(&self, message: &Message, exponents: &[u8]) -> bool {
         let ranks = self.member.ranks;
         if message.is_speculative() {

@@ -72,7 +72,8 @@ pub fn read_histogram(histogram: &[u8]) -> Exponents {
     Exponents { largest: highest(histogram), finite: highest(finite) }
 }
 
-/// Whether a summed histogram is that of this many ranks, as far as its total shows it.
+/// Whether a summed histogram is that of this many ranks, as far as its total shows it. That does
+/// not contain the ranks with infinities and NaNs, which set a finite bucket, too.
 pub fn histogram_counts_all(histogram: &[u8], ranks: u32) -> bool {
     let finite = &histogram[..usize::from(NON_FINITE)];
     finite.iter().map(|count| u32::from(*count)).sum::<u32>() == ranks
