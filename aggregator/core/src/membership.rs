@@ -362,6 +362,7 @@ impl Controller {
         job.flows = flows.clone();
         actions.extend(flows.into_iter().map(Action::AddFlow));
         actions.extend(job.activate_if_complete());
+        // Also where it has no flows.
         job.state = State::Active;
         let waiters: Vec<u64> = forming.ranks.values().map(|w| w.waiter).collect();
         job.idle_since = None;

@@ -107,7 +107,7 @@ pub fn run(args: DemoArgs) -> Result<()> {
     let by_box = train(&mut boxes, &args, &config, &program, SumBackend::Box(&job), victim)?;
     let compares = !args.once && victim.is_none();
     let sealed = if compares {
-        println!("training again, with sums that the box can neither read nor forge");
+        println!("training again, with sums that no box can read or forge");
         let job = boxes.create_sealed()?;
         // Only this program's processes need to agree on it.
         let secret = format!("{:032x}", fastrand::u128(..));
