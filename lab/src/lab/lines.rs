@@ -53,13 +53,20 @@ pub(super) fn tap(spec: &LabSpec, host: usize) -> String {
     format!("{}{host}", if spec.has_wire() { "up" } else { "port" })
 }
 
-/// A host's addresses, with the lengths of their prefixes.
+/// A host's addresses, with the lengths of their prefixes. From its link-local address it confirms
+/// that a neighbour is there (`ndisc_send_ns` in net/ipv6/ndisc.c, Linux 6.12): without it, a
+/// router is lost after a few seconds.
 pub(super) fn addresses(spec: &LabSpec, host: usize, routed: bool) -> Vec<(IpAddr, u8)> {
     let of = |k: usize| {
         let v6 = spec.ipv6.then(|| (host_ipv6(routed, host, k), 64));
         std::iter::once((host_ip(routed, host, k), 16)).chain(v6)
     };
-    (0..spec.ips_per_host).flat_map(of).collect()
+    let link_local = spec.ipv6.then(|| (link_local(host as u16 + 1), 64));
+    (0..spec.ips_per_host).flat_map(of).chain(link_local).collect()
+}
+
+fn link_local(end: u16) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, end))
 }
 
 /// Second byte of IPv4 addresses and fourth word of IPv6 addresses, at the bridge or behind the
