@@ -6,8 +6,11 @@ use std::time::Duration;
 use netsum_common::wire;
 use netsum_lab::cluster::{Cluster, JobSpec, one_on_each_host};
 use netsum_lab::faults::Faults;
+use netsum_lab::netns::output;
 use netsum_lab::tap::Tap;
 use netsum_lab::{Host, LabSpec};
+
+use crate::fabric::wait;
 
 const JOB: &str = "routed";
 
@@ -50,6 +53,24 @@ fn racks_sum_over_a_spine_that_routes() {
         assert_eq!(frame[..6], [2, 0, 0, 0, 0, rank as u8 + 1], "rank {rank}: its own MAC address");
         assert_eq!(frame[parsed.ip + 8], 64 - hops, "rank {rank}: the TTL");
     }
+}
+
+/// Both ends of a link have link-local addresses that the other end has on another link.
+#[test]
+#[ignore = "needs root and BPF: cargo xtask test"]
+fn routers_with_one_link_local_address_on_all_links_find_each_other() {
+    let cluster = fabric(LabSpec { racks: 2, ..LabSpec::hosts(4) });
+    let ip = |arguments: &str| {
+        let mut command = cluster.lab().box_().command("ip");
+        output(command.arg("-6").args(arguments.split(' '))).unwrap()
+    };
+    ip("neigh flush dev rack0");
+    ip("neigh add fd01::1 dev rack0 nud none use");
+    let found = || !ip("neigh show fd01::1 dev rack0 nud reachable").is_empty();
+    wait("the spine finds the leaf", found);
+    let stats = cluster.netsum_on(Some(0), &["-j", "stats"]).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert_eq!(stats["spoofed"].as_u64().unwrap_or(0), 0, "{stats}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use netsum_core::plane::mapped;
 
 use super::agent::Shared;
 use super::netlink::{Netlink, NextHop, resolve_neighbour};
+use super::own_addresses::is_link_local;
 
 /// Poll intervals: for new rings and missing next hops, and for changes.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -70,7 +71,7 @@ async fn update(
         match next_hop {
             Some(NextHop { mac: Some(next), ifindex, next: hop, .. }) => {
                 unknown.remove(&dst);
-                if let Some(port) = port.filter(|_| hop != dst) {
+                if let Some(port) = port.filter(|_| hop != dst && !is_link_local(hop)) {
                     routers.insert(Address::ip(mapped(hop)), port);
                 }
                 if let Some(src) = mac(ifindex) {

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use netsum_controller::message::mac_from_text;
 use netsum_core::bridging::{Bridged, obstacles};
 use netsum_core::port::Problem;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
@@ -110,18 +109,8 @@ impl Netlink {
         Ok(chosen.find(&completed(all)))
     }
 
-    /// IP and MAC addresses of this machine, out of all its interfaces.
-    pub async fn own(
-        &self,
-        interfaces: &[Interface],
-    ) -> Result<(HashSet<IpAddr>, HashSet<[u8; 6]>)> {
-        let ips = self.addresses().await?.into_iter().map(|(_, ip)| ip).collect();
-        let macs = interfaces.iter().filter_map(|l| mac_from_text(&l.mac));
-        Ok((ips, macs.filter(|mac| *mac != [0; 6]).collect()))
-    }
-
     /// IP addresses of this machine, and the interfaces that have them.
-    async fn addresses(&self) -> Result<Vec<(u32, IpAddr)>> {
+    pub async fn addresses(&self) -> Result<Vec<(u32, IpAddr)>> {
         let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let messages = self.rtnl.dump(question).await.context("the list of addresses")?;
         let messages: Vec<AddressMessage> = messages

@@ -1,14 +1,16 @@
 //! Facts about the box itself. Slaves of bonds: their packets belong to the bond. Addresses of the
 //! box: no packet from a port may carry one, or ranks would follow a foreign host's ARP away from
-//! the daemon, and send it their tokens. Addresses of its gateways: each belongs to the port that
+//! the daemon, and send it their tokens. A link-local address is the box's on its own link alone:
+//! routers often have one such address on all their links. Addresses of its gateways: each belongs to the port that
 //! the gateway is behind.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
 use netsum_common::abi::{Address, Owner};
+use netsum_controller::message::mac_from_text;
 use netsum_core::plane::mapped;
 
 use super::agent::Shared;
@@ -27,21 +29,42 @@ const VIRTUAL: [[u8; 5]; 3] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2], [0, 0, 0x
 /// gateways.
 pub async fn update(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let interfaces = netlink.interfaces().await?;
-    let (ips, macs) = netlink.own(&interfaces).await?;
+    let addresses = netlink.addresses().await?;
+    let macs = interfaces.iter().filter_map(|l| mac_from_text(&l.mac));
+    let macs: HashSet<_> = macs.filter(|mac| *mac != [0; 6]).collect();
     let slaves = interfaces.iter().filter_map(|l| Some((l.ifindex, l.bond?))).collect();
+    let gateways = netlink.gateways().await?;
+    let mut inner = shared.lock();
+    let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
+    let ips = of_the_box(&addresses, &interfaces, &ports);
     let own = ips
         .iter()
         .map(|ip| Address::ip(mapped(*ip)))
         .chain(macs.iter().map(|mac| Address::mac(*mac)));
-    let gateways = netlink.gateways().await?;
-    let mut inner = shared.lock();
-    let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
     inner.executor.reserved.gateways =
         of_gateways(&gateways, &interfaces, &ports, resolve_neighbour);
     inner.executor.plane.set_slaves(slaves)?;
     inner.executor.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
     inner.controller.set_own_addresses(ips, macs);
     inner.executor.reserve()
+}
+
+/// The addresses that no packet from a port may carry, out of the box's own and their interfaces: a
+/// link-local one only if all ports are on its link.
+fn of_the_box(
+    addresses: &[(u32, IpAddr)],
+    interfaces: &[Interface],
+    ports: &[u32],
+) -> HashSet<IpAddr> {
+    let bridge = |port| interfaces.iter().find(|l| l.ifindex == port)?.bridge;
+    let is_on_all_ports = |link| ports.iter().all(|&p| p == link || bridge(p) == Some(link));
+    let own = addresses.iter().filter(|&&(link, ip)| !is_link_local(ip) || is_on_all_ports(link));
+    own.map(|&(_, ip)| ip).collect()
+}
+
+/// Hosts on another link may have the same address.
+pub(super) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// The addresses of gateways, by the ports that they are behind. A port that routes leads only to
@@ -61,9 +84,7 @@ fn of_gateways(
         if is_elsewhere || by.is_none_or(|by| by.router.is_none()) {
             continue;
         }
-        // Hosts on another link may have the same address.
-        let is_of_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        if ports.contains(&ifindex) && !is_of_link {
+        if ports.contains(&ifindex) && !is_link_local(ip) {
             places.insert(Address::ip(mapped(ip)), ifindex);
         } else if interfaces.iter().any(|l| l.bridge == Some(ifindex)) {
             ask(ip);
@@ -96,6 +117,19 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn a_link_local_address_is_the_boxs_where_all_ports_are_on_its_link() {
+        let port = |ifindex, bridge| Interface { ifindex, bridge, ..Interface::default() };
+        let interfaces = [port(1, None), port(2, Some(1)), port(3, Some(1)), port(4, None)];
+        let [global, local] = ["fd00::1", "fe80::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let own =
+            |link, ports: &[u32]| of_the_box(&[(link, global), (link, local)], &interfaces, ports);
+        assert_eq!(own(1, &[2, 3]), [global, local].into());
+        assert_eq!(own(1, &[2, 3, 4]), [global].into(), "port 4 routes");
+        assert_eq!(own(4, &[2, 3, 4]), [global].into());
+        assert_eq!(own(4, &[4]), [global, local].into());
+    }
 
     #[test]
     fn a_gateway_belongs_to_the_port_that_it_is_behind() {
