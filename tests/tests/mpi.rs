@@ -113,13 +113,15 @@ fn a_dead_rank_is_an_error_for_mpis_handler() {
         let job = JobSpec::new(&format!("dies-{}", mpi.name()), 3);
         let mut ranks = Ranks::with_job(&cluster, mpi, &[1, 1, 1], &job);
         ranks.set("NETSUM_TIMEOUT", "2");
-        let ended = ranks.run(&[option], &compile(mpi, &cluster, "calls"), &["die"]);
+        let printed = cluster.folder().join(mpi.name()).display().to_string();
+        let ended = ranks.run(&[option], &compile(mpi, &cluster, "calls"), &["die", &printed]);
         for rank in 0..2 {
+            let printed = std::fs::read_to_string(format!("{printed}{rank}")).unwrap_or_default();
             let handled = format!("rank {rank} handles class own: netsum: ");
-            let lines = ended.stdout.lines().filter(|line| line.starts_with(&handled));
-            assert_eq!(lines.count(), 22, "{}\n{}", ended.stdout, ended.stderr);
-            let end = format!("rank {rank} has an error");
-            assert!(ended.stdout.contains(&end), "{}\n{}", ended.stdout, ended.stderr);
+            let lines = printed.lines().filter(|line| line.starts_with(&handled));
+            let all = format!("{}: {printed}\n{}\n{}", mpi.name(), ended.stdout, ended.stderr);
+            assert_eq!(lines.count(), 22, "{all}");
+            assert!(printed.contains(&format!("rank {rank} has an error")), "{all}");
         }
     }
 }

@@ -2,9 +2,11 @@
 // NETSUM_MPI_MIN_BYTES=0. Rank 0 prints how many of its calls netsum must have taken.
 //
 //     calls         all calls, of four ranks, of which only 0 and 1 share a host
-//     calls die     the last rank kills itself in the middle of an operation
+//     calls die F   the last rank kills itself in the middle of an operation; each other one writes
+//                   to a file, F and its number: launchers lose output when a rank dies
 //     calls plain   sums on MPI_COMM_WORLD, with or without netsum
 
+#include <limits.h>
 #include <math.h>
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -475,8 +477,12 @@ static void handler(MPI_Comm *failed, int *code, ...) {
     fflush(stdout);
 }
 
-static void die(void) {
+static void die(const char *file) {
     enum { COUNT = 1 << 22 };
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s%d", file, world_rank);
+    if (!freopen(name, "w", stdout)) abort();
+    setvbuf(stdout, NULL, _IOLBF, 0);
     int *data = (int *)space(COUNT * 4), code;
     MPI_Errhandler own;
     MPI_Request request;
@@ -523,7 +529,7 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     use(MPI_COMM_WORLD);
-    if (!strcmp(what, "die")) die();
+    if (!strcmp(what, "die")) die(argv[2]);
     else if (!strcmp(what, "plain")) reductions(&TYPES[0], 100, MPI_SUM);
     else calls();
     PMPI_Barrier(MPI_COMM_WORLD);
