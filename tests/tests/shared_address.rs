@@ -110,6 +110,9 @@ fn a_host_may_have_most_of_the_ranks() {
         }
         let diagnosis = cluster.netsum(&["diagnose", &job.name]).unwrap();
         assert!(diagnosis.contains("its ranks sum over the hosts' ring"), "{diagnosis}");
+        let log = cluster.daemon_log() + &group.log();
+        let missed = ["no sums from the box", "cause of the fallback"];
+        assert!(!missed.iter().any(|text| log.contains(text)), "{log}");
         group.end();
         cluster.netsum(&["job", "delete", &job.name]).unwrap();
     }

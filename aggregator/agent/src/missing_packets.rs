@@ -43,8 +43,12 @@ pub async fn cause(
     {
         // Only a rank of the present epoch has a path, and may cost an observation.
         let inner = shared.lock();
-        let epoch = inner.controller.job(job).map_err(refused)?.epoch.as_ref();
-        if epoch.is_none_or(|e| e.number != request.epoch || !e.ring.contains(&rank)) {
+        let job = inner.controller.job(job).map_err(refused)?;
+        let is_present =
+            job.epoch.as_ref().is_some_and(|e| e.number == request.epoch && e.ring.contains(&rank));
+        // Where the hosts sum, no sum comes from the box.
+        let is_expected = missing != MissingPackets::Sum || !job.is_summed_by_hosts();
+        if !is_present || !is_expected {
             return Ok(None);
         }
     }
