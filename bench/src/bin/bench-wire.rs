@@ -43,8 +43,8 @@ struct Args {
     sizes: Vec<Size>,
     /// Measure only these: netsum, netsum-xdp, netsum-ring, gloo, openmpi, openmpi-ucx, openmpi5,
     /// mpich, oneccl; and netsum-ring-no-offload, gloo-no-offload and openmpi-no-offload, which are
-    /// included by default if the rate is `none`; netsum-flat, netsum-16bit and gloo-16bit, which
-    /// never are.
+    /// included by default if the rate is `none`; netsum-flat, netsum-16bit, netsum-sealed and
+    /// gloo-16bit, which never are.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Rounds of each contestant with each size, in each launch.

@@ -47,6 +47,8 @@ pub enum Peer {
     Xdp,
     /// netsum by the box, with floats in 16 bits.
     Half,
+    /// netsum by the box, with sealed sums.
+    Sealed,
     /// netsum's ring over the same endpoints, without a box.
     Ring {
         /// Network devices cut and merge segments; on a real link that costs time.
@@ -75,11 +77,12 @@ pub enum Peer {
 }
 
 impl Peer {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Box,
         Self::Flat,
         Self::Xdp,
         Self::Half,
+        Self::Sealed,
         Self::Ring { offload: true },
         Self::Ring { offload: false },
         Self::Gloo { offload: true },
@@ -100,6 +103,7 @@ impl Peer {
             Self::Flat => "netsum-flat",
             Self::Xdp => "netsum-xdp",
             Self::Half => "netsum-16bit",
+            Self::Sealed => "netsum-sealed",
             Self::Ring { offload: true } => "netsum-ring",
             Self::Ring { offload: false } => "netsum-ring-no-offload",
             Self::Gloo { offload: true } => "gloo",
@@ -118,7 +122,7 @@ impl Peer {
     /// have orders for all-reduces.
     pub fn has(self, collective: Collective) -> bool {
         match self {
-            Self::Box | Self::Flat | Self::Xdp | Self::Ring { .. } => true,
+            Self::Box | Self::Flat | Self::Xdp | Self::Sealed | Self::Ring { .. } => true,
             Self::Gloo { .. } => collective != Collective::ReduceScatter,
             _ => collective == Collective::AllReduce,
         }
@@ -126,14 +130,14 @@ impl Peer {
 
     /// Whether it can be measured with several ranks on a host.
     pub fn shares_hosts(self) -> bool {
-        matches!(self, Self::Box | Self::Flat | Self::Half | Self::Ring { .. })
+        matches!(self, Self::Box | Self::Flat | Self::Half | Self::Sealed | Self::Ring { .. })
             || matches!(self, Self::Gloo { .. } | Self::GlooHalf | Self::Mpi { .. })
     }
 
-    /// Whether it takes part by default: flat and in 16 bits never, without offload only where the
+    /// Whether it takes part by default: flat, in 16 bits and sealed never, without offload only where the
     /// rate is unlimited, as CPU time is then the only cost of a link.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
-        if matches!(self, Self::Flat | Self::Half | Self::GlooHalf) {
+        if matches!(self, Self::Flat | Self::Half | Self::Sealed | Self::GlooHalf) {
             return false;
         }
         let cut = matches!(
@@ -172,7 +176,7 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
     let mut boxes = None;
     let ranks = match who {
         // Ranks of several boxes are connected by hand.
-        Peer::Box | Peer::Flat | Peer::Xdp | Peer::Half => {
+        Peer::Box | Peer::Flat | Peer::Xdp | Peer::Half | Peer::Sealed => {
             let token = if uplinks.is_some() {
                 boxes = Some(Racks::new(cluster.lab(), job, false)?);
                 None
@@ -183,7 +187,9 @@ pub fn start(who: Peer, job: &JobSpec, wire: Wire) -> Result<Contestant> {
             let xdp = if who == Peer::Xdp { (0..job.ranks).collect() } else { Vec::new() };
             let way = if who == Peer::Half { "box-16bit" } else { "box" };
             let hierarchy = if who == Peer::Flat { "off" } else { job.hierarchy };
-            netsum(&cluster, &JobSpec { xdp, hierarchy, ..job.clone() }, 0, token.as_deref(), way)?
+            let secret = if who == Peer::Sealed { "the ranks of a benchmark" } else { job.secret };
+            let job = JobSpec { xdp, hierarchy, secret, ..job.clone() };
+            netsum(&cluster, &job, 0, token.as_deref(), way)?
         }
         Peer::Ring { offload } => {
             // A lab's links have the offloads that help its packets anyway; for TCP's segments,
@@ -443,7 +449,9 @@ impl Venv {
 /// If this machine lacks something that it needs.
 pub fn is_there(who: Peer) -> Result<()> {
     let module = match who {
-        Peer::Box | Peer::Flat | Peer::Xdp | Peer::Half | Peer::Ring { .. } => return Ok(()),
+        Peer::Box | Peer::Flat | Peer::Xdp | Peer::Half | Peer::Sealed | Peer::Ring { .. } => {
+            return Ok(());
+        }
         Peer::Gloo { .. } | Peer::GlooHalf => "torch.distributed",
         Peer::Mpi { .. } | Peer::Ucx => "mpi4py.MPI",
         Peer::Mpi5 => return MPI5.made().map(drop).context("no virtual environment"),
