@@ -63,7 +63,7 @@ async fn update(
     };
     let (mut next_hops, mut routers, mut hops) = (HashMap::new(), HashMap::new(), HashMap::new());
     for &connection in connections {
-        let RoutedConnection { dst, port, .. } = connection;
+        let RoutedConnection { dst, .. } = connection;
         let next_hop = match next_hops.entry(dst) {
             Entry::Occupied(next_hop) => *next_hop.get(),
             Entry::Vacant(place) => *place.insert(netlink.next_hop_to(dst).await?),
@@ -71,8 +71,8 @@ async fn update(
         match next_hop {
             Some(NextHop { mac: Some(next), ifindex, next: hop, .. }) => {
                 unknown.remove(&dst);
-                if let Some(port) = port.filter(|_| hop != dst && !is_link_local(hop)) {
-                    routers.insert(Address::ip(mapped(hop)), port);
+                if let Some(port) = router_port(&connection, hop, ifindex, next) {
+                    routers.entry(hop).or_insert_with(HashSet::new).insert(port);
                 }
                 if let Some(src) = mac(ifindex) {
                     hops.insert(connection, Hop { own: connection.own, dst: next, src });
@@ -97,6 +97,46 @@ async fn update(
     }
     inner.executor.next_hops =
         hops.into_iter().map(|(connection, hop)| ((connection.dst, connection.own), hop)).collect();
-    inner.executor.reserved.routers = routers;
+    // A router on several ports has no place.
+    let place = |(hop, ports): (IpAddr, HashSet<u32>)| {
+        let port = ports.iter().next().filter(|_| ports.len() == 1)?;
+        Some((Address::ip(mapped(hop)), *port))
+    };
+    inner.executor.reserved.routers = routers.into_iter().filter_map(place).collect();
     inner.executor.reserve()
+}
+
+/// The port that the router of a connection's next member is behind: this machine routes to it by
+/// that port, or the member's packets come from its MAC address. Otherwise the member is in a
+/// network in which this machine has no address, and the router need not be on its way.
+fn router_port(
+    connection: &RoutedConnection,
+    hop: IpAddr,
+    ifindex: u32,
+    mac: [u8; 6],
+) -> Option<u32> {
+    let is_behind = connection.port == Some(ifindex) || connection.mac == Some(mac);
+    connection.port.filter(|_| is_behind && hop != connection.dst && !is_link_local(hop))
+}
+
+#[cfg(test)]
+mod tests {
+    use netsum_common::abi::{HopKey, RingNumber};
+
+    use super::*;
+
+    #[test]
+    fn a_router_is_behind_a_members_port_only_if_the_member_is_behind_it() {
+        let [hop, dst] = [[10, 0, 0, 1], [10, 1, 0, 5]].map(IpAddr::from);
+        let (own, router) = ([2, 0, 0, 0, 0, 5], [2, 0, 0, 0, 0, 9]);
+        let port = |port, mac, ifindex| {
+            let to = HopKey { ring: RingNumber(1), member: 1 };
+            let connection = RoutedConnection { to, dst, own: [2; 6], port: Some(port), mac };
+            router_port(&connection, hop, ifindex, router)
+        };
+        assert_eq!(port(2, Some(own), 1), None, "the bridge's gateway");
+        assert_eq!(port(3, Some(router), 1), Some(3));
+        assert_eq!(port(9, None, 9), Some(9), "that routes");
+        assert_eq!(port(10, None, 9), None, "another one of equal cost");
+    }
 }

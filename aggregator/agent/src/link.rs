@@ -27,6 +27,8 @@ pub struct Interface {
     pub bridge: Option<u32>,
     /// The bond that has it as a slave.
     pub bond: Option<u32>,
+    /// For a VLAN or macvlan: the interface that it is on.
+    pub link: Option<u32>,
     /// For a bond: its mode if that has no native XDP, and its slaves.
     pub mode_without_xdp: Option<&'static str>,
     pub slaves: Vec<Self>,
@@ -123,13 +125,15 @@ impl Interface {
                 .filter(|(kind, _)| *kind == IFLA_ALT_IFNAME)
                 .map(|(_, name)| text(name))
                 .collect(),
-            kind,
             mac: mac.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(":"),
             mtu: of(libc::IFLA_MTU).and_then(number).unwrap_or_default(),
             up: flags & (libc::IFF_UP | libc::IFF_LOWER_UP) == libc::IFF_UP | libc::IFF_LOWER_UP,
             enabled: flags & libc::IFF_UP != 0,
             bridge: master(is_port),
             bond: master(part_of == "bond"),
+            // For a veth it is the other end, perhaps in another namespace.
+            link: of(libc::IFLA_LINK).and_then(number).filter(|_| kind.ends_with("vlan")),
+            kind,
             mode_without_xdp: mode.and_then(|mode| mode_without_xdp(mode, policy)),
             slaves: Vec::new(),
             settings: BridgeSettings {

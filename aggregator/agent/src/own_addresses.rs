@@ -1,8 +1,9 @@
 //! Facts about the box itself. Slaves of bonds: their packets belong to the bond. Addresses of the
 //! box: no packet from a port may carry one, or ranks would follow a foreign host's ARP away from
-//! the daemon, and send it their tokens. A link-local address is the box's on its own link alone:
-//! routers often have one such address on all their links. Addresses of its gateways: each belongs to the port that
-//! the gateway is behind.
+//! the daemon, and send it their tokens. An address on a card beside the ports is none of these: a
+//! router may bring its packets to a port. Nor is a link-local one on a part of the ports' links:
+//! routers often have one such address on all their links. Addresses of its gateways: each belongs
+//! to the port that the gateway is behind.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -20,10 +21,21 @@ use super::rtnl::Changes;
 
 /// Longest time between two looks, in case notices are lost.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// The loopback interface's number in each network namespace (`LOOPBACK_IFINDEX`,
+/// include/net/flow.h, Linux 6.12).
+const LOOPBACK: u32 = 1;
 
-/// MAC addresses of virtual routers: VRRP (RFC 5798, 7.3) and HSRP (RFC 2281, 2). They move between
-/// ports, and the box cannot tell one that moves from a host that impersonates it.
-const VIRTUAL: [[u8; 5]; 3] = [[0, 0, 0x5e, 0, 1], [0, 0, 0x5e, 0, 2], [0, 0, 0x0c, 7, 0xac]];
+/// How MAC addresses of virtual routers begin: VRRP (RFC 5798, 7.3), HSRP of version 1 (RFC 2281, 2)
+/// and 2 and for IPv6, and GLBP. They move between ports, and the box cannot tell one that moves
+/// from a host that impersonates it.
+const VIRTUAL: [&[u8]; 6] = [
+    &[0, 0, 0x5e, 0, 1],
+    &[0, 0, 0x5e, 0, 2],
+    &[0, 0, 0x0c, 7, 0xac],
+    &[0, 0, 0x0c, 0x9f],
+    &[0, 5, 0x73, 0xa0],
+    &[0, 7, 0xb4],
+];
 
 /// Maps the slaves of bonds, and reserves the current addresses of this machine and of its
 /// gateways.
@@ -31,40 +43,59 @@ pub async fn update(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let interfaces = netlink.interfaces().await?;
     let addresses = netlink.addresses().await?;
     let macs = interfaces.iter().filter_map(|l| mac_from_text(&l.mac));
-    let macs: HashSet<_> = macs.filter(|mac| *mac != [0; 6]).collect();
+    let macs: HashSet<_> = macs.filter(|mac| *mac != [0; 6] && !is_virtual(mac)).collect();
     let slaves = interfaces.iter().filter_map(|l| Some((l.ifindex, l.bond?))).collect();
     let gateways = netlink.gateways().await?;
     let mut inner = shared.lock();
     let ports: Vec<u32> = inner.controller.ports().iter().map(|port| port.ifindex).collect();
-    let ips = of_the_box(&addresses, &interfaces, &ports);
-    let own = ips
-        .iter()
-        .map(|ip| Address::ip(mapped(*ip)))
+    let own = of_the_box(&addresses, &interfaces, &ports)
+        .into_iter()
+        .map(|ip| Address::ip(mapped(ip)))
         .chain(macs.iter().map(|mac| Address::mac(*mac)));
     inner.executor.reserved.gateways =
         of_gateways(&gateways, &interfaces, &ports, resolve_neighbour);
     inner.executor.plane.set_slaves(slaves)?;
     inner.executor.reserved.the_box = own.map(|address| (address, Owner::THE_BOX)).collect();
-    inner.controller.set_own_addresses(ips, macs);
+    inner.controller.set_own_addresses(addresses.into_iter().map(|(_, ip)| ip).collect(), macs);
     inner.executor.reserve()
 }
 
-/// The addresses that no packet from a port may carry, out of the box's own and their interfaces: a
-/// link-local one only if all ports are on its link.
+/// The addresses that no packet from a port may carry, out of the box's own and their interfaces:
+/// those of loopback interfaces and of the ports' links, with VLANs and macvlans on these, but no
+/// virtual router's. A link-local one only if all ports are on its link.
 fn of_the_box(
     addresses: &[(u32, IpAddr)],
     interfaces: &[Interface],
     ports: &[u32],
 ) -> HashSet<IpAddr> {
-    let bridge = |port| interfaces.iter().find(|l| l.ifindex == port)?.bridge;
-    let is_on_all_ports = |link| ports.iter().all(|&p| p == link || bridge(p) == Some(link));
-    let own = addresses.iter().filter(|&&(link, ip)| !is_link_local(ip) || is_on_all_ports(link));
-    own.map(|&(_, ip)| ip).collect()
+    let of = |ifindex| interfaces.iter().find(|l| l.ifindex == ifindex);
+    let bridge = |port| of(port)?.bridge;
+    let is_on = |port, link| port == link || bridge(port) == Some(link);
+    let is_at_ports = |link| {
+        let below = of(link).and_then(|l| l.link);
+        ports.iter().any(|&p| is_on(p, link) || below.is_some_and(|below| is_on(p, below)))
+    };
+    let is_own = |&&(link, ip): &&(u32, IpAddr)| {
+        let mac = of(link).and_then(|l| mac_from_text(&l.mac)).unwrap_or_default();
+        if is_link_local(ip) {
+            ports.iter().all(|&p| is_on(p, link))
+        } else {
+            !is_virtual(&mac) && (link == LOOPBACK || is_at_ports(link))
+        }
+    };
+    addresses.iter().filter(is_own).map(|&(_, ip)| ip).collect()
+}
+
+fn is_virtual(mac: &[u8; 6]) -> bool {
+    VIRTUAL.iter().any(|start| mac.starts_with(start))
 }
 
 /// Hosts on another link may have the same address.
 pub(super) fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// The addresses of gateways, by the ports that they are behind. A port that routes leads only to
@@ -88,8 +119,8 @@ fn of_gateways(
             places.insert(Address::ip(mapped(ip)), ifindex);
         } else if interfaces.iter().any(|l| l.bridge == Some(ifindex)) {
             ask(ip);
-            let is_virtual = mac.is_some_and(|mac| VIRTUAL.iter().any(|v| mac.starts_with(v)));
-            let port = seen_at.filter(|port| ports.contains(port) && !is_virtual);
+            let moves = mac.is_some_and(|mac| is_virtual(&mac));
+            let port = seen_at.filter(|port| ports.contains(port) && !moves);
             if let (Some(mac), Some(port)) = (mac, port) {
                 places.extend([(Address::ip(mapped(ip)), port), (Address::mac(mac), port)]);
             }
@@ -119,16 +150,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_local_address_is_the_boxs_where_all_ports_are_on_its_link() {
-        let port = |ifindex, bridge| Interface { ifindex, bridge, ..Interface::default() };
-        let interfaces = [port(1, None), port(2, Some(1)), port(3, Some(1)), port(4, None)];
-        let [global, local] = ["fd00::1", "fe80::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
-        let own =
-            |link, ports: &[u32]| of_the_box(&[(link, global), (link, local)], &interfaces, ports);
-        assert_eq!(own(1, &[2, 3]), [global, local].into());
-        assert_eq!(own(1, &[2, 3, 4]), [global].into(), "port 4 routes");
-        assert_eq!(own(4, &[2, 3, 4]), [global].into());
-        assert_eq!(own(4, &[4]), [global, local].into());
+    fn addresses_are_the_boxs_on_its_ports_links() {
+        let port = |ifindex, bridge, link| Interface {
+            ifindex,
+            bridge,
+            link,
+            mac: format!("02:00:00:00:00:{ifindex:02}"),
+            ..Interface::default()
+        };
+        // A bridge with two ports, one that routes, a card beside them, a VLAN on the bridge, and a
+        // virtual router's macvlan on it.
+        let virtual_mac = "00:00:5e:00:01:07".to_owned();
+        let interfaces = [
+            port(12, None, None),
+            port(2, Some(12), None),
+            port(3, Some(12), None),
+            port(4, None, None),
+            port(5, None, None),
+            port(6, None, Some(12)),
+            Interface { mac: virtual_mac, ..port(7, None, Some(12)) },
+        ];
+        let global: IpAddr = "10.0.0.1".parse().unwrap();
+        let is_own = |link, ip, ports: &[u32]| {
+            of_the_box(&[(link, ip)], &interfaces, ports) == HashSet::from([ip])
+        };
+        for (link, expected) in
+            [(12, true), (2, true), (4, true), (5, false), (6, true), (7, false), (LOOPBACK, true)]
+        {
+            assert_eq!(is_own(link, global, &[2, 3, 4]), expected, "interface {link}");
+        }
+        for local in ["fe80::1", "169.254.0.1"].map(|ip| ip.parse().unwrap()) {
+            assert!(is_own(12, local, &[2, 3]) && is_own(4, local, &[4]));
+            assert!(!is_own(12, local, &[2, 3, 4]), "port 4 routes");
+            assert!(!is_own(4, local, &[2, 3, 4]) && !is_own(5, local, &[2, 3]));
+        }
     }
 
     #[test]
@@ -166,9 +221,12 @@ mod tests {
             "not a port of netsum's"
         );
         assert_eq!(places(gateway(1, Some(mac), None)), HashMap::new(), "nobody has seen it");
-        let virtual_mac = [0, 0, 0x5e, 0, 1, 7];
-        assert_eq!(places(gateway(1, Some(virtual_mac), Some(3))), HashMap::new(), "it moves");
-        assert_eq!(asked.get(), 4, "the bridge is to see it again");
+        for virtual_mac in
+            [[0, 0, 0x5e, 0, 1, 7], [0, 0, 0x0c, 0x9f, 0xf0, 7], [0, 7, 0xb4, 0, 1, 1]]
+        {
+            assert_eq!(places(gateway(1, Some(virtual_mac), Some(3))), HashMap::new(), "it moves");
+        }
+        assert_eq!(asked.get(), 6, "the bridge is to see it again");
         let two = [gateway(4, None, None), gateway(1, Some(mac), Some(3))];
         assert_eq!(of_gateways(&two, &interfaces, &[2, 3, 4], |_| {}), HashMap::new());
         let of_link = Gateway { ip: "fe80::1".parse().unwrap(), ..two[0] };

@@ -182,6 +182,8 @@ pub struct RoutedConnection {
     pub own: [u8; 6],
     /// The next member's port.
     pub port: Option<u32>,
+    /// The MAC address that the next member's packets come from, if it is known.
+    pub mac: Option<[u8; 6]>,
 }
 
 impl Controller {
@@ -320,7 +322,8 @@ impl Controller {
         let next = flow.member.next(job.spec.member_count());
         let of_next = job.flows.iter().find(|f| f.ring == flow.ring && f.member == next);
         let to = HopKey { ring: flow.ring, member: next.0 };
-        Some(RoutedConnection { to, dst: flow.dst, own, port: of_next.map(|f| f.ifindex) })
+        let (port, mac) = (of_next.map(|f| f.ifindex), of_next.and_then(|f| f.src_mac));
+        Some(RoutedConnection { to, dst: flow.dst, own, port, mac })
     }
 
     /// A port's name; its number if the port no longer exists.
@@ -515,6 +518,9 @@ impl Controller {
         flow.ring = job.ring(ring)?.id;
         let rank = flow.member;
         self.place(job, &mut flow)?;
+        if let Some(ip) = flow.no_host() {
+            return Err(Refusal::Invalid(format!("{ip}: not the address of a host")));
+        }
         if flow.src.is_ipv4() != flow.dst.is_ipv4() {
             let message =
                 format!("--dst {}: not of the same family as --src {}", flow.dst, flow.src);

@@ -442,6 +442,11 @@ impl Controller {
         flows.iter().find_map(|f| {
             let FlowSpec { src, dst, member, .. } = f;
             let qpn = f.qpn.get();
+            if let Some(ip) = f.no_host() {
+                let message =
+                    format!("rank {}: {ip} is not the address of a host", sender(*member));
+                return Some(Refusal::Invalid(message));
+            }
             if src.is_ipv4() != dst.is_ipv4() {
                 let message = format!(
                     "rank {}: its address {src} and the next rank's, {dst}, are not of one family",

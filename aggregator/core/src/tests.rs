@@ -1254,6 +1254,27 @@ fn nobody_can_take_an_address_of_the_box_itself() {
 }
 
 #[test]
+fn no_rank_has_an_address_of_no_host() {
+    for ip in ["::", "0.0.0.0", "ff02::1", "224.0.0.1"].map(|ip| ip.parse::<IpAddr>().unwrap()) {
+        let (mut c, now) = (controller(), Instant::now());
+        c.create_job(spec("a", 2)).unwrap();
+        c.create_job(spec("b", 2)).unwrap();
+        for rank in 0..2 {
+            let mut one = join("a", rank, 0, rank.into(), now);
+            if rank == 1 {
+                one.address.ip = ip;
+            }
+            let joined = c.join(one, now).map(|actions| format!("{actions:?}"));
+            let found = joined.unwrap_or_else(|refusal| refusal.to_string());
+            assert_eq!(found.contains("not the address of a host"), rank == 1, "{found}");
+        }
+        let flow = FlowSpec { src: ip, dst: ip, ..flow(0, 2) };
+        let refused = c.add_flow("b", JobRing(0), flow).unwrap_err().to_string();
+        assert_eq!(refused, format!("{ip}: not the address of a host"));
+    }
+}
+
+#[test]
 fn nobody_can_take_an_address_that_belongs_behind_another_port() {
     let now = Instant::now();
     let mut c = controller();
@@ -1613,8 +1634,9 @@ fn a_routing_box_sends_to_the_next_members_next_hop() {
         c.add_flow("a", JobRing(0), FlowSpec { ifindex, ..flow(rank, 3) }).unwrap();
     }
     let to = HopKey { ring: RingNumber(1), member: 2 };
-    let edge =
-        RoutedConnection { to, dst: flow(1, 3).dst, own: [2, 0, 0, 0, 0, 9], port: Some(12) };
+    let FlowSpec { dst, .. } = flow(1, 3);
+    let mac = flow(2, 3).src_mac;
+    let edge = RoutedConnection { to, dst, own: [2, 0, 0, 0, 0, 9], port: Some(12), mac };
     assert_eq!(c.routed_connections().collect::<Vec<_>>(), [edge]);
 }
 
