@@ -47,6 +47,14 @@ fn netsum_perf_finds_no_result_of_any_collective_wrong() {
             assert!(row["busbw"].as_f64().unwrap() > 0.0, "{row}");
         }
     }
+    cluster.netsum(&["job", "delete", &job.name]).unwrap();
+    let sealed = JobSpec { secret: "a secret of all ranks", ..job.clone() };
+    let token = cluster.create_job(&sealed).unwrap();
+    let printed = &run(&cluster, &sealed, &token, "all_reduce -e 300K -n 3")[0];
+    assert!(
+        printed.contains(", sealed; rank 0 over") && printed.contains("# wrong elements: 0"),
+        "{printed}"
+    );
     let rows = measure(&cluster, &job, &token, "barrier -n 5 -j");
     assert!(rows.len() == 1 && rows[0]["time_us"].as_f64().unwrap() > 0.0, "{rows:?}");
 }
@@ -55,8 +63,8 @@ fn sizes(rows: &[Value]) -> Vec<u64> {
     rows.iter().map(|row| row["size"].as_u64().unwrap()).collect()
 }
 
-/// All ranks measure. Returns the rows, in which nothing is wrong.
-fn measure(cluster: &Cluster, job: &JobSpec, token: &str, arguments: &str) -> Vec<Value> {
+/// All ranks measure. Returns what they print.
+fn run(cluster: &Cluster, job: &JobSpec, token: &str, arguments: &str) -> Vec<String> {
     let mut ranks = Vec::new();
     for rank in 0..job.ranks {
         let host = cluster.lab().host(rank as usize);
@@ -67,11 +75,16 @@ fn measure(cluster: &Cluster, job: &JobSpec, token: &str, arguments: &str) -> Ve
             .env("NETSUM_TOKEN", token)
             .env("NETSUM_RANK", rank.to_string())
             .env("NETSUM_RANKS", job.ranks.to_string())
-            .env("NETSUM_IP", host.ip(0).to_string());
+            .env("NETSUM_IP", host.ip(0).to_string())
+            .env("NETSUM_SECRET", job.secret);
         ranks.push(Running::start(&format!("netsum-perf of rank {rank}"), &mut perf).unwrap());
     }
-    let printed: Vec<String> =
-        ranks.into_iter().map(|rank| rank.success(2 * TIMEOUT).unwrap()).collect();
+    ranks.into_iter().map(|rank| rank.success(2 * TIMEOUT).unwrap()).collect()
+}
+
+/// All ranks measure. Returns the rows, in which nothing is wrong.
+fn measure(cluster: &Cluster, job: &JobSpec, token: &str, arguments: &str) -> Vec<Value> {
+    let printed = run(cluster, job, token, arguments);
     let rows: Vec<Value> =
         serde_json::from_str(&printed[0]).unwrap_or_else(|e| panic!("{e}: {}", printed[0]));
     for row in &rows {

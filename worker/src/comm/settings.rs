@@ -165,7 +165,11 @@ impl Settings {
         Ok(CommConfig { wire, hierarchy, secret, ..usual })
     }
 
-    fn secret(&self) -> Result<Option<Secret>, Error> {
+    /// What seals the sums, out of `secret` or `secret_file`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is too short, both are set, or every user can open the file.
+    pub fn secret(&self) -> Result<Option<Secret>, Error> {
         // No error repeats the text.
         let made = |name: &str, text: &str| {
             Secret::new(text).map(Some).map_err(|e| Error::Config(format!("{name} {e}")))

@@ -14,7 +14,8 @@ use netsum_common::defaults;
 use netsum_common::size::{NotASize, Size};
 use netsum_worker::numeric::operators::{encoding, unsupported};
 use netsum_worker::{
-    AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Hierarchy, Op, Tls, Transport, Width,
+    AdapterRetry, Bootstrap, CommConfig, Communicator, Dtype, Hierarchy, Op, Settings, Tls,
+    Transport, Width,
 };
 
 use crate::command::{COMMANDS, Collective, Kind};
@@ -27,7 +28,8 @@ pub fn program() -> Command {
         .about("Measure collectives over netsum; start it once for each rank")
         .after_help(
             "Sizes, columns and bandwidths are those of nccl-tests. Times are rank 0's. Two more \
-             columns: `by`, the box or the hosts' ring, and `retrans`, packets sent again.",
+             columns: `by`, the box or the hosts' ring, and `retrans`, packets sent again. \
+             NETSUM_SECRET or NETSUM_SECRET_FILE seals the sums.",
         )
         .subcommand_required(true)
         .arg_required_else_help(true);
@@ -254,6 +256,7 @@ impl Options {
                 .map(|ca| Tls { ca, identity: self.tls_cert.clone().zip(self.tls_key.clone()) }),
             wire: self.wire,
             hierarchy: self.hierarchy,
+            secret: Settings::from_environment().secret()?,
             ..CommConfig::new(self.rank, self.ranks, self.ip, bootstrap)
         })
     }

@@ -188,11 +188,12 @@ impl Table {
             }
         );
         println!(
-            "# messages of {} bytes, window {}, {} ring{}; rank 0 over {}\n#",
+            "# messages of {} bytes, window {}, {} ring{}{}; rank 0 over {}\n#",
             layout.message_size,
             layout.window,
             layout.rings,
             if layout.rings == 1 { "" } else { "s" },
+            if comm.is_sealed() { ", sealed" } else { "" },
             comm.transport()
         );
     }
