@@ -9,11 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::config::{Bootstrap, CommConfig, Hierarchy};
-use super::driver_lock::DriverLock;
 use super::forked;
 use super::hierarchy::{Announcement, Hierarchical};
 use super::pending::{Back, Pending, Room};
-use super::progress::Driven;
+use super::progress::{Driven, is_refusal};
 use super::session::{Session, wait_until};
 use netsum_collective::call::{Call, Collective, Op};
 use netsum_collective::engine::{Finished, MAX_OPEN};
@@ -95,27 +94,25 @@ impl Communicator {
         let may_be_hierarchical = ranks > 2
             && config.inter_host_ring.is_none()
             && (session.has_shared_address || config.hierarchy == Hierarchy::On);
-        let driven = Driven::start(session)
-            .map_err(|e| Error::Config(format!("cannot start the progress thread: {e}")))?;
-        let mut made = Self {
+        let driven = Driven::new(session)?;
+        let mut hierarchical = None;
+        if may_be_hierarchical {
+            hierarchical = Hierarchical::new(&driven, &config, &shape)?;
+            driven.session.lock().forget_operations();
+        }
+        Ok(Self {
             config,
             shape,
             transport_name,
             driven: Some(driven),
-            hierarchical: None,
+            hierarchical,
             alone: Statistics::default(),
             patience: Duration::ZERO,
             tag: 0,
             wire,
             splits: 0,
             process: std::process::id(),
-        };
-        if may_be_hierarchical && let Some(flat) = made.driver() {
-            let config = made.config.clone();
-            made.hierarchical = Hierarchical::new(&mut made, &config, &flat)?;
-            flat.lock().forget_operations();
-        }
-        Ok(made)
+        })
     }
 
     /// Waits for hierarchical operations in flight, which are not among the session's.
@@ -123,11 +120,6 @@ impl Communicator {
         if let Some(hierarchical) = &self.hierarchical {
             hierarchical.complete();
         }
-    }
-
-    /// The driver of the connections of all ranks.
-    pub(super) fn driver(&self) -> Option<Arc<DriverLock<Session>>> {
-        self.driven.as_ref().map(|driven| Arc::clone(&driven.session))
     }
 
     fn alone(config: CommConfig) -> Result<Self, Error> {
@@ -312,23 +304,14 @@ impl Communicator {
                 back,
             ));
         };
-        let pending = {
-            let mut session = wait_until(driven.session.lock(), |session| Ok(!session.is_full()))?;
-            let (pending, promise) = Pending::new(Arc::clone(&driven.session), back);
-            let call = self.described(collective, &data);
-            session.enqueue(call, Box::new(data), promise, memory)?;
+        let call = self.described(collective, &data);
+        driven.start(call, data, memory, back, |session, pending| {
             if !self.patience.is_zero() {
                 let until = Instant::now() + self.patience;
                 session.drive_until(until, self.patience, || pending.is_done());
             }
             (self.shape, self.transport_name) = (session.shape, session.transport_name.clone());
-            pending
-        };
-        if !pending.is_done() {
-            // The progress thread may be waiting for longer than it should now.
-            driven.wake();
-        }
-        Ok(pending)
+        })
     }
 
     /// As [`call_async`](Self::call_async), of a reduction, which may be hierarchical.
@@ -389,7 +372,7 @@ impl Communicator {
 
     /// Announces the call to the other ranks if it was refused. Every call returns through this.
     fn announce_refusal<R>(&mut self, called: Result<R, Error>) -> Result<R, Error> {
-        if let Err(Error::Argument(_) | Error::MessageSize { .. }) = called {
+        if is_refusal(&called) {
             self.refuse();
         }
         called
@@ -400,8 +383,7 @@ impl Communicator {
     /// [`Error::Argument`] or [`Error::MessageSize`] have announced that already. Never waits.
     pub fn refuse(&mut self) {
         if let Some(driven) = self.here() {
-            driven.session.lock().refuse();
-            driven.wake();
+            driven.refuse();
         }
     }
 
@@ -516,14 +498,13 @@ impl std::fmt::Debug for Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let Some(driven) = self.driven.take() else { return };
-        let hierarchical = self.hierarchical.take();
+        let (driven, hierarchical) = (self.driven.take(), self.hierarchical.take());
         if forked(self.process).is_err() {
             // Only the process that connected may leave the job.
             std::mem::forget((driven, hierarchical));
         } else {
             drop(hierarchical);
-            driven.close();
+            drop(driven);
         }
     }
 }

@@ -36,7 +36,7 @@ pub struct DriverGuard<'a, C> {
 
 struct Caller<'a, C>(&'a DriverLock<C>);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -10,7 +10,7 @@
 //! | `verbs` | an RDMA adapter; with the feature `verbs` |
 //! | [`bootstrap`] | addresses and numbers, from a controller or a list |
 //! | [`driver_lock`] | decides which thread drives |
-//! | [`progress`] | the progress thread, which drives between calls |
+//! | [`progress`] | a session with its progress thread, which drives between calls |
 //! | [`core`] | engine, connections and heartbeat of one session |
 //! | [`session`] | one [`core`] after the other, as the ranks reconnect |
 //! | `collectives` | operations other than the all-reduce |

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::core::sleep_at;
-use super::driver_lock::DriverLock;
 use super::forked;
 use super::promise::{Promise, Settlement};
-use super::session::Session;
+use super::session::SharedSession;
 use netsum_collective::error::Error;
 use netsum_collective::numeric::element::Owned;
 use netsum_collective::report::Report;
@@ -30,14 +29,14 @@ pub(super) type Back<B> = fn(Owned) -> Option<B>;
 pub struct Pending<B> {
     settlement: Arc<Settlement>,
     /// `None` for an operation that was complete at once, or that another thread completes.
-    driver: Option<Arc<DriverLock<Session>>>,
+    driver: Option<SharedSession>,
     back: Back<B>,
     process: u32,
 }
 
 impl<B> Pending<B> {
     /// An operation, and the promise of its outcome.
-    pub(super) fn new(driver: Arc<DriverLock<Session>>, back: Back<B>) -> (Self, Promise) {
+    pub(super) fn new(driver: SharedSession, back: Back<B>) -> (Self, Promise) {
         let (settlement, promise) = Promise::new();
         (Self { settlement, driver: Some(driver), back, process: std::process::id() }, promise)
     }
@@ -136,7 +135,7 @@ impl<B> Pending<B> {
 #[derive(Clone)]
 pub struct Room {
     /// `None` where every operation is complete at once.
-    pub(super) driver: Option<Arc<DriverLock<Session>>>,
+    pub(super) driver: Option<SharedSession>,
     pub(super) process: u32,
 }
 

@@ -9,7 +9,7 @@ use super::allocator::{nonce, seal_random};
 use super::bootstrap::{Membership, RetryFor, bootstrap, control};
 use super::config::{Bootstrap, CommConfig};
 use super::core::{Core, LINGER, Wait, sleep_at};
-use super::driver_lock::DriverGuard;
+use super::driver_lock::{DriverGuard, DriverLock};
 use super::network::{Bind, Connections, Network};
 use super::promise::Promise;
 use super::transport;
@@ -94,6 +94,9 @@ pub(super) struct Session {
     /// Why the ranks could not reconnect.
     broken: Option<Error>,
 }
+
+/// A session that several threads drive, one at a time.
+pub(super) type SharedSession = Arc<DriverLock<Session>>;
 
 impl Session {
     /// Finds the job, opens connections and waits until the ring is connected.
@@ -631,7 +634,6 @@ mod tests {
     use netsum_collective::numeric::element::Slice;
     use netsum_collective::numeric::layout::Layout;
 
-    use super::super::driver_lock::DriverLock;
     use super::super::pending::{Pending, Room};
     use super::*;
 

@@ -1,11 +1,17 @@
 //! Ranks are threads, and hosts are addresses of loopback. No box sums.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use half::bf16;
+use netsum_collective::call::Op;
+use netsum_collective::numeric::block::Width;
+use netsum_collective::numeric::element::Element;
+use netsum_collective::numeric::layout::Layout;
 use netsum_collective::numeric::number::Number;
 use netsum_collective::numeric::reference::Reference;
 
+use super::super::{Bootstrap, Communicator, Hierarchy};
 use super::*;
 
 const LAYOUT: Layout = Layout { message_size: 16384, window: 2, rings: 1 };
@@ -222,25 +228,4 @@ fn a_rank_that_leaves_is_named() {
             assert_eq!(error, Error::RankLeft { rank: 2 });
         }
     });
-}
-
-#[test]
-fn parts_begin_with_messages_and_cover_the_chunk() {
-    let areas = Areas::new(3, &LAYOUT);
-    for (dtype, width) in
-        [(Dtype::F32, Width::Full), (Dtype::F32, Width::Half), (Dtype::I16, Width::Full)]
-    {
-        let cut = areas.cut(dtype, width).unwrap();
-        assert!(
-            cut.chunk * dtype.bytes() <= areas.chunk_bytes()
-                && cut.chunk.is_multiple_of(cut.message)
-        );
-        for elements in [1, cut.message, cut.message + 1, 7 * cut.message - 1, cut.chunk] {
-            let parts: Vec<_> = (0..3).map(|ring| cut.part(elements, ring)).collect();
-            assert_eq!((parts[0].start, parts[2].end), (0, elements));
-            for (a, b) in parts.iter().zip(&parts[1..]) {
-                assert!(a.end == b.start && (b.start % cut.message == 0 || b.is_empty()));
-            }
-        }
-    }
 }
