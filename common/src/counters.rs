@@ -175,7 +175,7 @@ counters! {
     SteerFailed "steer_failed" Drop,
     /// sending a result failed in the data plane itself
     RedirectFailed "redirect_failed" Drop,
-    /// results dropped at egress: unknown rank or slot, or no next hop
+    /// results dropped at egress: unknown rank, slot already reused, or no next hop
     EgressNoRoute "egress_no_route" Drop,
     /// the data plane's maps contradict each other: a defect of netsum
     InternalError "internal_error" Drop,

@@ -396,7 +396,7 @@ impl Boxes {
         let mut state = self.state();
         match reason {
             Some(reason) => {
-                log::info!("box {name}: drained, gets no new rings: {reason}");
+                log::info!("box {name}: draining, gets no new rings: {reason}");
                 state.drains.insert(name.to_owned(), Drain { reason, done: false });
             }
             None if state.drains.remove(name).is_none() => {
@@ -412,7 +412,7 @@ impl Boxes {
         for (name, drain) in &mut self.state().drains {
             let done = is_empty(name);
             if done && !std::mem::replace(&mut drain.done, done) {
-                log::info!("box {name}: is drained");
+                log::info!("box {name}: drained");
             }
             drain.done = done;
         }

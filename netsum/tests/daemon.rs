@@ -127,7 +127,7 @@ async fn refusals_reach_the_command_line_in_plain_words() {
             "--message-size 5.0 GiB: less than 4 GiB is possible",
         ),
         ("job create a --ranks 2 --mtu 0".into(), "invalid value '0' for '--mtu <BYTES>'"),
-        ("job show nobody".into(), "NAME `nobody`: no such job"),
+        ("job show nobody".into(), "job `nobody`: no such job"),
         (format!("{flow} --qpn 1 --port eth9"), "--port `eth9`: netsum has ports p0, p1, p2"),
         (format!("{flow} --qpn 0x1000000 --port p0"), "--qpn 0x1000000: more than 24 bits"),
         (

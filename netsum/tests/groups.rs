@@ -75,7 +75,7 @@ async fn groups_are_for_ranks_that_know_their_jobs_token() {
         assert!(error.message().contains(words), "{error}");
     }
     let error = d.netsum("job create train/row --ranks 2").await.unwrap_err();
-    assert!(error.contains("its ranks open groups"), "{error}");
+    assert!(error.contains("only ranks open groups"), "{error}");
 }
 
 #[tokio::test]

@@ -297,7 +297,7 @@ fn every_cause_of_a_hang_is_named() {
     );
     app.end();
     let gone = format!("{:#}", cluster.netsum(&["diagnose", "app"]).unwrap_err());
-    assert!(gone.contains("NAME `app`: no such job"), "{gone}");
+    assert!(gone.contains("job `app`: no such job"), "{gone}");
 }
 
 #[test]

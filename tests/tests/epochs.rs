@@ -185,7 +185,7 @@ fn an_application_reconnects_with_other_psns() {
 
     let flow = first.flow(0, 0, 0, homes[0].1, homes[1].1);
     let refused = cluster.add_flow("again", &flow, "port0").unwrap_err();
-    assert!(refused.to_string().contains("has its flow in ring 0 already"), "{refused}");
+    assert!(refused.to_string().contains("already has a flow in ring 0"), "{refused}");
     let printed = cluster.netsum(&["job", "restart", "again"]).unwrap();
     assert_eq!(printed, "again: waiting  flows 0/3\n");
     assert_eq!(incomplete(), 0);

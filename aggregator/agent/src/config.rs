@@ -345,7 +345,7 @@ impl Config {
 /// Checks a section `[tenants.NAME]`.
 fn tenant((name, section): (String, Tenant)) -> Result<(String, Limits), ConfigError> {
     if !is_name(&name) {
-        let expected = "a name of 1 to 64 of a-z, 0-9, `.`, `_`, `-` is possible".into();
+        let expected = "must be 1 to 64 of a-z, 0-9, `.`, `_`, `-`".into();
         return Err(ConfigError::Value { field: "tenants", value: format!("{name:?}"), expected });
     }
     let Tenant { jobs, rings, slots, memory } = section;
@@ -458,7 +458,7 @@ mod tests {
             ("bridge = 7", "expected a string"),
             ("bridge = \"br0\"\n[tenants.a]\njobs = -1", "expected u64"),
             ("bridge = \"br0\"\n[tenants.a]\ncpus = 1", "unknown field `cpus`"),
-            ("bridge = \"br0\"\n[tenants.A]", "tenants = \"A\": a name of 1 to 64"),
+            ("bridge = \"br0\"\n[tenants.A]", "tenants = \"A\": must be 1 to 64"),
             (
                 "bridge = \"br0\"\n[tenants.a]\nmemory = \"lots\"",
                 "tenants.NAME.memory = \"lots\": tenant a: must be a size",

@@ -187,7 +187,7 @@ impl Ready {
         };
         let network = Network::Kernel(netlink.clone());
         if let Some((listener, tls)) = self.fabric {
-            log::info!("the fabric's manager on {}", listener.local_addr()?);
+            log::info!("port for the fabric's manager: {}", listener.local_addr()?);
             let listener = TcpListener::from_std(listener)?;
             tokio::spawn(serve_manager(shared.clone(), network.clone(), listener, tls));
         }

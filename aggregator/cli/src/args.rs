@@ -264,8 +264,8 @@ pub enum FabricCommand {
 /// Commands for a job of a fabric.
 #[derive(Subcommand, Debug)]
 pub enum FabricJobCommand {
-    /// Show which boxes sum the job, and how many of its rings each; its fair share of all links,
-    /// by the plan for all current jobs; and the load of its links.
+    /// Show which boxes sum the job, and for how many of its rings; its fair share of all links, by
+    /// the plan for all current jobs; and the load of its links.
     Show {
         /// The job.
         job: String,
@@ -343,9 +343,9 @@ bottlenecks. Needs no daemon.
 The file has hosts, boxes and links; the book's chapter on trees explains it. Each job gets its \
 max-min fair share of links and CPUs, higher priorities first. It gets the fewest trees found that \
 keep 95 % of this share with whole rings: one CPU serves a ring, whose slots come from the pool. \
-Rates are those of vectors, without headers. `netsum job create` with the same --rings, --mtu, \
---message-size and --window gets what is planned. Next to a job's rate is the bound of the links, \
-without other jobs and without CPUs: the least maximum flow from one member to another.";
+Rates are those of vectors, without headers. `netsum job create` with --rings as printed and the \
+same --mtu, --message-size and --window gets what is planned. Next to a job's rate is the bound of \
+the links, without other jobs and without CPUs: the least maximum flow from one member to another.";
 
 /// `netsum plan`.
 #[derive(Args, Debug)]
@@ -433,7 +433,7 @@ pub struct TraceArgs {
 pub enum JobCommand {
     /// Create a job and reserve its slots.
     Create(Box<api::CreateJobRequest>),
-    /// Show a job with its flows, or all.
+    /// Show one job with its flows, or a summary of all jobs.
     #[command(visible_alias = "list")]
     Show {
         /// The job.
@@ -600,7 +600,7 @@ pub struct ShowStats {
     /// One job; default: the whole box.
     #[arg(value_name = "JOB", conflicts_with = "named")]
     pub job: Option<String>,
-    /// One job, also one with the name of a command.
+    /// One job; needed if its name is also that of a command.
     #[arg(long = "job", id = "named", value_name = "JOB")]
     pub named: Option<String>,
     /// Print rates instead of counters, once in each interval, like 1s or 500ms.

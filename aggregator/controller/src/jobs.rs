@@ -37,7 +37,7 @@ impl<B: Backend> JobsService<B> {
         let spec = job_spec(request)?;
         let name = spec.name.clone();
         if election.is_none() && groups::job_of(&name).is_some() {
-            let message = format!("NAME `{name}`: its ranks open groups, administrators do not");
+            let message = format!("NAME `{name}`: only ranks open groups: use a name without `/`");
             return Err(Status::invalid_argument(message));
         }
         self.backend.refresh_ports().await?;

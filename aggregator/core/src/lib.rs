@@ -475,8 +475,8 @@ impl Controller {
         let job = self.job_mut(name)?;
         if job.epoch.is_some() || job.has_waiters() {
             return Err(Refusal::NotNow(format!(
-                "job `{name}`: its ranks join by themselves, and start again when all have joined \
-                 again"
+                "job `{name}`: its ranks join by themselves: use `netsum job reconnect {name}`, or \
+                 start them again"
             )));
         }
         // This includes the in-band state: connections may use the numbers of the last epoch again.
@@ -528,7 +528,7 @@ impl Controller {
         }
         if job.flows.iter().any(|f| f.ring == flow.ring && f.member == flow.member) {
             return Err(Refusal::Exists(format!(
-                "--rank {rank}: has its flow in ring {ring} already"
+                "--rank {rank}: already has a flow in ring {ring}"
             )));
         }
         self.check_mtu(&format!("--rank {rank}"), job.spec.mtu, flow.ifindex)?;
@@ -640,7 +640,7 @@ impl Controller {
 }
 
 fn no_job(name: &str) -> Refusal {
-    Refusal::NotFound(format!("NAME `{name}`: no such job"))
+    Refusal::NotFound(format!("job `{name}`: no such job"))
 }
 
 /// Number of an epoch that has ended or is active, for answers to heartbeats.

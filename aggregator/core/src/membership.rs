@@ -162,8 +162,11 @@ impl Controller {
         self.check_address(&join)?;
         let job = self.job_mut(&join.job)?;
         if job.spec.members.is_part() {
-            let message =
-                format!("job `{}`: is over several boxes; its flows are added by hand", join.job);
+            let message = format!(
+                "job `{}`: spans several boxes, so ranks cannot join: register its flows with \
+                 `netsum flow add`",
+                join.job
+            );
             return Err(Refusal::NotNow(message));
         }
         if job.spec.in_band {
@@ -193,11 +196,11 @@ impl Controller {
                     Ok(vec![Action::Reply { waiter: join.waiter, result: Ok(epoch.number) }])
                 }
                 Some(known) => Err(Refusal::Exists(format!(
-                    "rank {rank}: has joined from {} already, and the job is at work",
+                    "rank {rank}: has already joined from {}, and the job is running",
                     known.ip
                 ))),
                 None => Err(Refusal::Exists(format!(
-                    "rank {rank}: the job is at work with {} ranks",
+                    "rank {rank}: the job is running with {} ranks",
                     epoch.ranks.len()
                 ))),
             };
@@ -214,12 +217,14 @@ impl Controller {
         if let Some(before) = forming.ranks.get(&rank) {
             if before.address != join.address {
                 let message = format!(
-                    "rank {rank}: {} waits to join as this rank already",
+                    "rank {rank}: {} is already waiting to join as this rank",
                     before.address.ip
                 );
                 return Err(Refusal::Exists(message));
             }
-            let result = Err(Refusal::NotNow(format!("rank {rank} asked again")));
+            let result = Err(Refusal::NotNow(format!(
+                "rank {rank}: a later request to join replaced this one"
+            )));
             actions.push(Action::Reply { waiter: before.waiter, result });
         }
         let Join { address, ifindex, mac, waiter, deadline, .. } = join;
@@ -417,7 +422,7 @@ impl Controller {
         let [one, other] = [flow, next].map(|flow| self.port_name(flow.ifindex));
         Some(Refusal::NotNow(format!(
             "rank {} is behind port {one} and rank {} behind port {other}, which are isolated from \
-             each other: bridge link set dev {one} isolated off, and so {other}",
+             each other: run `bridge link set dev {one} isolated off`, and the same for {other}",
             sender(flow.member),
             sender(next.member)
         )))

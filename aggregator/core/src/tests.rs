@@ -202,7 +202,7 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         |f| f.src = "fd00::1".parse().unwrap(),
         "--dst 10.0.0.1: not of the same family as --src fd00::1",
     );
-    push(|f| f.member = Rank(0), "--rank 0: has its flow in ring 0 already");
+    push(|f| f.member = Rank(0), "--rank 0: already has a flow in ring 0");
     push(
         |f| (f.dst, f.qpn) = (flow(0, 2).dst, Qpn::new(100)),
         "a flow of job `taken` goes there already",
@@ -212,7 +212,7 @@ fn refusals_name_the_argument_and_what_would_be_right() {
         let error = c.add_flow("taken", JobRing(ring), flow).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    assert_eq!(c.job("nobody").unwrap_err().to_string(), "NAME `nobody`: no such job");
+    assert_eq!(c.job("nobody").unwrap_err().to_string(), "job `nobody`: no such job");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn ranks_are_answered_when_all_have_joined() {
     let mut other = join("a", 1, 1, 10, now);
     other.address.ip = IpAddr::from([10, 9, 9, 9]);
     assert!(
-        c.join(other, now).unwrap_err().to_string().contains("has joined from 10.0.0.2 already")
+        c.join(other, now).unwrap_err().to_string().contains("has already joined from 10.0.0.2")
     );
 }
 
@@ -360,7 +360,7 @@ fn ranks_that_wait_as_another_number_are_dismissed_by_newer_ones() {
     assert_eq!(replies(&actions), [(22, true), (20, true), (21, true)]);
     // A rank of the larger epoch before that asks late.
     let late = c.join(one_of(4, 3, 1, now), now).unwrap_err().to_string();
-    assert!(late.contains("rank 3: the job is at work with 3 ranks"), "{late}");
+    assert!(late.contains("rank 3: the job is running with 3 ranks"), "{late}");
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn main() -> Result<()> {
 
 fn up(spec: LabSpec, wait: bool) -> Result<()> {
     if cleaner::labs().iter().any(|lab| lab == STANDING) {
-        bail!("there is a lab already; `cargo xtask lab down` removes it");
+        bail!("a lab already exists: `cargo xtask lab down` removes it");
     }
     // Ctrl-C removes the lab while it is being built, and with --wait also later: the cleaner does
     // that.

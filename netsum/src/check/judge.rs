@@ -134,7 +134,7 @@ fn machine(facts: &Facts) -> Vec<Finding> {
         all.push(warning(
             "daemon",
             "already running",
-            "its programs are on its ports; this is correct",
+            "no fault: stop it only to have `check` try the programs",
         ));
     }
     all

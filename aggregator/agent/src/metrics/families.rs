@@ -164,13 +164,13 @@ fn of_jobs(jobs: &[JobSnapshot]) -> Vec<Family> {
         counter(
             "job_underflows",
             None,
-            "nonzero floats of a job's ranks that became 0, as reported here and not to a manager",
+            "nonzero floats of a job's ranks that became 0; 0 if they report to a fabric's manager",
             jobs.iter().map(|j| (job(j), Value::Count(j.underflows))).collect(),
         ),
         gauge(
             "job_sealed",
             None,
-            "1 while a job's ranks report here, and not to a manager, that they seal their sums",
+            "1 while a job's ranks seal their sums; 0 if they report to a fabric's manager",
             jobs.iter().map(|j| (job(j), Value::Gauge(j.is_sealed.into()))).collect(),
         ),
         gauge(
@@ -332,8 +332,8 @@ fn of_rings(jobs: &[JobSnapshot]) -> Vec<Family> {
         gauge(
             "rank_credit_used_fragments",
             None,
-            "fragments that a rank has sent beyond what has been released; the last rank of a job \
-             has the least",
+            "fragments that a rank has sent beyond what has been released; the rank that others \
+             wait for has the least",
             credit_used,
         ),
         gauge(

@@ -100,7 +100,7 @@ async fn answer(
         (&Method::GET | &Method::HEAD, _) => {
             (StatusCode::NOT_FOUND, plain, "metrics are at /metrics\n".into())
         }
-        _ => (StatusCode::METHOD_NOT_ALLOWED, plain, "GET is possible\n".into()),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, plain, "use GET or HEAD\n".into()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;

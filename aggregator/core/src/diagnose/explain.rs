@@ -101,7 +101,7 @@ pub fn explain(outcome: Counter, packet: &RefusedPacket<'_>) -> (String, String)
         ),
         other => (
             format!("its packets are refused: {}", other.help().trim()),
-            "fix its packets; `netsum stats` counts them by reason".into(),
+            "find out why it sends them; `netsum stats` counts them by reason".into(),
         ),
     }
 }
