@@ -9,7 +9,7 @@ use netsum_collective::numeric::element::Dtype;
 use netsum_collective::numeric::operators::{Encoding, encoding};
 use netsum_common::counters::{Counter, Kind};
 
-/// Their names and texts.
+/// Names and texts of the pages.
 pub fn pages() -> [(&'static str, String); 4] {
     [
         ("cli.md", command_line()),

@@ -44,7 +44,7 @@ pub mod maps {
     pub const HOPS: &str = "HOPS";
     /// Per-CPU array of one [`crate::icrc::Lagged`], for the CRC of a long payload.
     pub const LAGGED: &str = "LAGGED";
-    /// Array of one u32, bits of [`super::watch`]: optional work.
+    /// Array of one u32, bits of [`super::features`]: optional work.
     pub const FEATURES: &str = "FEATURES";
     /// LRU hash, [`super::ConnectionKey`] to the number of its SEND and WRITE packets as u64:
     /// unknown flows.

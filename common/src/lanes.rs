@@ -6,7 +6,7 @@
 //! | lane | as a rank sends it | in the sum over N ranks |
 //! | --- | --- | --- |
 //! | 0, `count` | 1 | N |
-//! | 1, `sequence` | a number h of run, ring and message | N h |
+//! | 1, `sequence` | a number h of session, ring, message and call | N h |
 //! | 2, `rank` | another such number h', plus one of session, ring, rank | N h', plus their sum |
 //! | 3 to 18 | [`data_sums`] of the lanes that follow | those of the sum, for they are linear |
 //!
@@ -160,7 +160,7 @@ pub fn data_sums(lanes: &[u8]) -> [u32; DATA_SUMS] {
 pub struct Stamp {
     /// Contributions: 1 as sent, N in a sum.
     pub count: u32,
-    /// Hash of session, ring and message.
+    /// Hash of session, ring, message and call.
     pub sequence: u32,
     /// Another hash of the message, plus one of session, ring and rank; in a sum, the sum of those.
     pub rank: u32,

@@ -1,6 +1,6 @@
 //! Limits. Sizes of some maps follow from these, so they are part of the ABI ([`crate::abi`]).
 
-/// Most ranks in a job.
+/// Most members of a ring at a box.
 pub const MAX_RANKS: usize = 64;
 /// Ring numbers run from 1 to `MAX_RINGS - 1`; 0 means none.
 pub const MAX_RINGS: u32 = 256;

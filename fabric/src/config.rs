@@ -42,10 +42,10 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkTrust {
-    /// They are used once one end is named, or an administrator has accepted them.
+    /// Links are used once one end is named, or an administrator has accepted them.
     #[default]
     Named,
-    /// All are. A host with ports at two boxes can forge one.
+    /// All links are used. A host with ports at two boxes can forge one.
     Found,
 }
 

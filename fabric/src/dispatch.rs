@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The orders of a job that boxes have received.
 struct GivenOrders {
-    /// They are for the ranks of this epoch.
+    /// The epoch of the ranks that the orders are for.
     epoch: u32,
     layout: Layout,
     /// Other boxes that summed it for an earlier manager: its ranks may use them until they

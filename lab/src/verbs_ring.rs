@@ -59,7 +59,7 @@ pub struct VerbsRingSpec {
     pub retry: u8,
     /// Whether its connections are registered with the box, which then sums.
     pub summed: bool,
-    /// They are set up in band instead, between virtual machines only.
+    /// Its connections are set up in band instead, between virtual machines only.
     pub in_band: bool,
 }
 

@@ -8,7 +8,7 @@
 //! | `xdp` | AF_XDP sockets under it; with the feature `xdp` |
 //! | `verbs` | RDMA adapters through libibverbs |
 //! | [`numeric`] | floats as integers; how data is cut into messages |
-//! | [`comm`] | [`Communicator`]: all-reduce and barrier |
+//! | [`comm`] | [`Communicator`]: all collectives |
 //! | `local` | what the ranks of one host share |
 //! | `control` | client of the box's daemon |
 //! | [`addresses`] | this machine's addresses, and which to use |

@@ -93,8 +93,8 @@ impl Netlink {
         PortSelection::new(ports.clone(), &self.interfaces().await?)
     }
 
-    /// Those that exist now. If the kernel's list lacks one of these ports, a query of its own
-    /// confirms that.
+    /// The chosen interfaces that exist now. If the kernel's list lacks one of these ports, a query
+    /// of its own confirms that.
     pub async fn present(
         &self,
         chosen: &mut PortSelection,

@@ -47,7 +47,7 @@ impl PortSelection {
         &self.ifindexes
     }
 
-    /// Those that exist, out of all interfaces.
+    /// The chosen interfaces that exist, out of all interfaces.
     pub fn find(&mut self, all: &[Interface]) -> Vec<Interface> {
         let of = |ifindex: u32| all.iter().find(|l| l.ifindex == ifindex);
         for (name, ifindex) in self.ports.names().iter().zip(&mut self.ifindexes) {

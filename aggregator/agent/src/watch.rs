@@ -59,7 +59,7 @@ fn poll(inner: &mut Inner, now: Instant) {
                         );
                     }
                 }
-                RingEvent::Stalled { index, since, missing } => {
+                RingEvent::Stalled { index, stalled_for, missing } => {
                     let Ok(found) = inner.controller.job(&job) else { continue };
                     let ranks: Vec<String> = missing
                         .iter()
@@ -74,7 +74,7 @@ fn poll(inner: &mut Inner, now: Instant) {
                         NETSUM_JOB = job, NETSUM_RING = number.0, NETSUM_RANK = numbers;
                         "job {job}: ring {number} has stalled at index {index} for {:.1} s; \
                          missing: rank {}; try `netsum diagnose {job}`",
-                        since.as_secs_f64(),
+                        stalled_for.as_secs_f64(),
                         ranks.join(", rank ")
                     );
                 }

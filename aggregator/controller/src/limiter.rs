@@ -172,7 +172,7 @@ impl Peer {
     }
 
     /// Records a rank's heartbeat, with a right token.
-    pub fn is_alive(&self, member: RankEpoch) {
+    pub fn record_heartbeat(&self, member: RankEpoch) {
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
     }
 

@@ -135,7 +135,7 @@ fn connection_message(c: &Connection) -> api::Connection {
 }
 
 /// Refuses a rank with another version of the protocol.
-fn fits(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
+fn check_protocol(rank: u32, protocol: u32, release: &str) -> Result<(), Status> {
     if protocol == PROTOCOL {
         return Ok(());
     }
@@ -236,7 +236,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         let a = r.address.ok_or_else(|| Status::invalid_argument("address: missing"))?;
         let rank = a.rank;
         let record = |refusal| self.record(&r.job, rank, refusal);
-        fits(rank, r.protocol, &r.release).map_err(record)?;
+        check_protocol(rank, r.protocol, &r.release).map_err(record)?;
         let invalid = |what: &str, value: &str, expected: &str| {
             Status::invalid_argument(format!("rank {rank}: {what} `{value}`: {expected}"))
         };
@@ -361,7 +361,7 @@ impl<B: Backend> Worker for WorkerService<B> {
         let (peer, r) = parts(request);
         self.authorise(peer.clone(), &r.job, &r.token).await?;
         if let Some(peer) = peer {
-            peer.is_alive(RankEpoch { job: r.job.clone(), rank: r.rank, epoch: r.epoch });
+            peer.record_heartbeat(RankEpoch { job: r.job.clone(), rank: r.rank, epoch: r.epoch });
         }
         let mut guard = self.shared().lock();
         let inner = &mut *guard;

@@ -25,7 +25,8 @@ use crate::plane::{FlowSpec, RingSpec};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     pub name: String,
-    /// Ranks, 2 to 64; of an elastic job, as many as have joined last.
+    /// Ranks, 2 to 64, or up to 4096 over several boxes; of an elastic job, as many as have joined
+    /// last.
     pub ranks: u32,
     /// Fewest and most ranks, if any number between them may join.
     pub elastic: Option<RangeInclusive<u32>>,

@@ -90,7 +90,7 @@ const MOST_REASONS: usize = 3;
 /// Ranks that wait for others.
 #[derive(Clone, Debug)]
 pub(super) struct Forming {
-    /// How many they will be.
+    /// Number of ranks when all have joined.
     size: u32,
     ranks: BTreeMap<Rank, Waiting>,
 }

@@ -15,7 +15,7 @@ use netsum_common::slot::{RingState, Slot};
 use crate::Rank;
 use crate::plane::{FlowStats, RingSpec};
 
-/// How long a complete sum is held back, usually.
+/// The usual [`RingTimeouts::hold`].
 pub const HELD_BACK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Timeouts of a ring.
@@ -105,7 +105,7 @@ pub enum RingEvent {
         /// Its lowest unreleased index.
         index: u32,
         /// How long it has been stalled.
-        since: Duration,
+        stalled_for: Duration,
         /// The ranks that have not contributed.
         missing: Vec<Rank>,
     },
@@ -191,7 +191,7 @@ impl Watch {
             track.reported = true;
             events.push(RingEvent::Stalled {
                 index: view.state.low,
-                since: waited,
+                stalled_for: waited,
                 missing: view.missing(&ring.config),
             });
         }
@@ -272,10 +272,10 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(watch.observe(&ring(), &v, at(0)), []);
         assert_eq!(watch.observe(&ring(), &v, at(4999)), []);
-        let since = Duration::from_secs(5);
+        let stalled_for = Duration::from_secs(5);
         assert_eq!(
             watch.observe(&ring(), &v, at(5000)),
-            [RingEvent::Stalled { index: 4, since, missing: vec![Rank(1)] }]
+            [RingEvent::Stalled { index: 4, stalled_for, missing: vec![Rank(1)] }]
         );
         assert_eq!(watch.observe(&ring(), &v, at(9000)), []);
         let v = view(5, 0, [Some(4), Some(4)]);
@@ -304,10 +304,10 @@ mod tests {
         // Both ranks' fragments of index 4 were lost; those of 5 arrived.
         let v = view(4, 0, [Some(5), Some(5)]);
         assert_eq!(watch.observe(&ring(), &v, start), []);
-        let since = Duration::from_secs(6);
+        let stalled_for = Duration::from_secs(6);
         assert_eq!(
-            watch.observe(&ring(), &v, start + since),
-            [RingEvent::Stalled { index: 4, since, missing: vec![Rank(0), Rank(1)] }]
+            watch.observe(&ring(), &v, start + stalled_for),
+            [RingEvent::Stalled { index: 4, stalled_for, missing: vec![Rank(0), Rank(1)] }]
         );
     }
 

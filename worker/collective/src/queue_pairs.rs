@@ -40,7 +40,7 @@ impl SourcePorts {
 pub struct RankQpInfo {
     pub ip: IpAddr,
     pub rings: Vec<QpInfo>,
-    /// Those of the bypass connections.
+    /// Numbers of the bypass connections.
     pub bypass: QpInfo,
     /// Its packets' IPv4 identifications count up, as a kernel's or an adapter's do.
     pub any_ip_id: bool,

@@ -60,7 +60,7 @@ struct Reconnecting {
     outcome: mpsc::Receiver<Reconnected>,
     /// The thread gives up when this is dropped.
     wanted: Arc<()>,
-    /// Those of the session before.
+    /// Mode and statistics of the session before.
     mode: Mode,
     statistics: Statistics,
 }

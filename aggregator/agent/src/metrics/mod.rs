@@ -30,8 +30,9 @@ use super::network::Network;
 
 /// Connections open at once. Further ones are closed immediately.
 const CONNECTIONS: usize = 16;
-/// Time to send a request's headers, and for a connection as a whole.
+/// Longest time for a request's headers.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time of a connection.
 const LONGEST: Duration = Duration::from_secs(300);
 /// Bytes of a request's headers.
 const MAX_HEADERS: usize = 16 << 10;

@@ -1,4 +1,4 @@
-//! Metrics of tenants. Tenants are those of the configuration, so their number is bounded.
+//! Metrics of tenants. Tenants are those that are configured or have jobs: their number is bounded.
 
 use netsum_core::tenant::{Amount, Limits, TenantView};
 use prometheus_client::registry::Unit;

@@ -29,9 +29,9 @@ pub struct Reading {
 pub enum Key {
     /// One line up.
     Up,
-    /// Show the selected job in detail.
+    /// One line down.
     Down,
-    /// The job that is selected, in detail.
+    /// Show the selected job in detail.
     Enter,
     /// Leave the detail view.
     Back,

@@ -170,7 +170,7 @@ pub struct Engine {
     /// Some rank has received a sum that was wrong.
     wrong: bool,
     rings: Vec<Ring>,
-    /// Those that are open, in their order.
+    /// Open operations, in their order.
     operations: VecDeque<Operation>,
     /// Refused calls that have not been sent to the others, for want of room.
     refused: usize,

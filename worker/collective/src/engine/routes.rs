@@ -46,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// Those of some lanes or floats, which are these bytes of a message.
+    /// Chains of some lanes or floats, which are these bytes of a message.
     fn chains_of(
         &self,
         op: &Operation,

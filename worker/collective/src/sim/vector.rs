@@ -38,7 +38,7 @@ impl Vector {
         Self::I((0..length).map(|_| rng.u64(..) as i32).collect())
     }
 
-    /// Their sums do not wrap.
+    /// Integers whose sums do not wrap.
     pub fn small_ints(rank: u32, length: usize, salt: u64) -> Self {
         match Self::ints(rank, length, salt) {
             Self::I(x) => Self::I(x.iter().map(|x| x >> 6).collect()),

@@ -1,4 +1,4 @@
-//! The command line. Every option of a rank may also be set by the environment.
+//! The command line. Most options of a rank may also be set by the environment.
 
 use std::ffi::OsString;
 use std::net::IpAddr;

@@ -40,7 +40,7 @@ struct Chunk {
 pub(super) struct Runner {
     pub local_ranks: Arc<LocalRanks>,
     pub areas: Areas,
-    /// Those of this rank, with their numbers.
+    /// This rank's rings between hosts, with their numbers.
     pub rings: Vec<(usize, Driven)>,
     /// Chunks that have been begun.
     pub chunks: u64,
