@@ -65,7 +65,7 @@ fn routers_with_one_link_local_address_on_all_links_find_each_other() {
         output(command.arg("-6").args(arguments.split(' '))).unwrap()
     };
     ip("neigh flush dev rack0");
-    ip("neigh add fd01::1 dev rack0 nud none use");
+    ip("neigh replace fd01::1 dev rack0 nud none use");
     let found = || !ip("neigh show fd01::1 dev rack0 nud reachable").is_empty();
     wait("the spine finds the leaf", found);
     let stats = cluster.netsum_on(Some(0), &["-j", "stats"]).unwrap();

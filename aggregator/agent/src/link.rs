@@ -27,7 +27,7 @@ pub struct Interface {
     pub bridge: Option<u32>,
     /// The bond that has it as a slave.
     pub bond: Option<u32>,
-    /// For a VLAN or macvlan: the interface that it is on.
+    /// For a VLAN, macvlan or ipvlan: the interface that it is on.
     pub link: Option<u32>,
     /// For a bond: its mode if that has no native XDP, and its slaves.
     pub mode_without_xdp: Option<&'static str>,
@@ -63,6 +63,7 @@ pub struct BridgeSettings {
 }
 
 /// Attributes (include/uapi/linux/if_link.h, Linux 6.12).
+const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_PROP_LIST: u16 = 52;
 const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_XDP_ATTACHED: u16 = 2;
@@ -131,8 +132,10 @@ impl Interface {
             enabled: flags & libc::IFF_UP != 0,
             bridge: master(is_port),
             bond: master(part_of == "bond"),
-            // For a veth it is the other end, perhaps in another namespace.
-            link: of(libc::IFLA_LINK).and_then(number).filter(|_| kind.ends_with("vlan")),
+            // For a veth it is the other end. It may be in another namespace.
+            link: of(libc::IFLA_LINK)
+                .and_then(number)
+                .filter(|_| kind.ends_with("vlan") && of(IFLA_LINK_NETNSID).is_none()),
             kind,
             mode_without_xdp: mode.and_then(|mode| mode_without_xdp(mode, policy)),
             slaves: Vec::new(),

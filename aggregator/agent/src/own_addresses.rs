@@ -25,8 +25,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// include/net/flow.h, Linux 6.12).
 const LOOPBACK: u32 = 1;
 
-/// How MAC addresses of virtual routers begin: VRRP (RFC 5798, 7.3), HSRP of version 1 (RFC 2281, 2)
-/// and 2 and for IPv6, and GLBP. They move between ports, and the box cannot tell one that moves
+/// How MAC addresses of virtual routers begin: VRRP (RFC 5798, 7.3), HSRP of version 1 (RFC 2281,
+/// 2) and 2 and for IPv6, and GLBP. They move between ports, and the box cannot tell one that moves
 /// from a host that impersonates it.
 const VIRTUAL: [&[u8]; 6] = [
     &[0, 0, 0x5e, 0, 1],
@@ -43,7 +43,7 @@ pub async fn update(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let interfaces = netlink.interfaces().await?;
     let addresses = netlink.addresses().await?;
     let macs = interfaces.iter().filter_map(|l| mac_from_text(&l.mac));
-    let macs: HashSet<_> = macs.filter(|mac| *mac != [0; 6] && !is_virtual(mac)).collect();
+    let macs: HashSet<_> = macs.filter(|mac| *mac != [0; 6]).collect();
     let slaves = interfaces.iter().filter_map(|l| Some((l.ifindex, l.bond?))).collect();
     let gateways = netlink.gateways().await?;
     let mut inner = shared.lock();
@@ -51,7 +51,7 @@ pub async fn update(shared: &Shared, netlink: &Netlink) -> Result<()> {
     let own = of_the_box(&addresses, &interfaces, &ports)
         .into_iter()
         .map(|ip| Address::ip(mapped(ip)))
-        .chain(macs.iter().map(|mac| Address::mac(*mac)));
+        .chain(macs.iter().filter(|mac| !is_virtual(mac)).map(|mac| Address::mac(*mac)));
     inner.executor.reserved.gateways =
         of_gateways(&gateways, &interfaces, &ports, resolve_neighbour);
     inner.executor.plane.set_slaves(slaves)?;
@@ -62,7 +62,7 @@ pub async fn update(shared: &Shared, netlink: &Netlink) -> Result<()> {
 
 /// The addresses that no packet from a port may carry, out of the box's own and their interfaces:
 /// those of loopback interfaces and of the ports' links, with VLANs and macvlans on these, but no
-/// virtual router's. A link-local one only if all ports are on its link.
+/// virtual router's. A link-local one only if all ports are on its very link.
 fn of_the_box(
     addresses: &[(u32, IpAddr)],
     interfaces: &[Interface],
@@ -72,8 +72,9 @@ fn of_the_box(
     let bridge = |port| of(port)?.bridge;
     let is_on = |port, link| port == link || bridge(port) == Some(link);
     let is_at_ports = |link| {
-        let below = of(link).and_then(|l| l.link);
-        ports.iter().any(|&p| is_on(p, link) || below.is_some_and(|below| is_on(p, below)))
+        // A VLAN may be on a VLAN.
+        let below = std::iter::successors(Some(link), |&link| of(link)?.link).take(4);
+        below.into_iter().any(|link| ports.iter().any(|&p| is_on(p, link)))
     };
     let is_own = |&&(link, ip): &&(u32, IpAddr)| {
         let mac = of(link).and_then(|l| mac_from_text(&l.mac)).unwrap_or_default();
@@ -158,7 +159,7 @@ mod tests {
             mac: format!("02:00:00:00:00:{ifindex:02}"),
             ..Interface::default()
         };
-        // A bridge with two ports, one that routes, a card beside them, a VLAN on the bridge, and a
+        // A bridge with two ports, one that routes, a card beside them, a VLAN on a VLAN, and a
         // virtual router's macvlan on it.
         let virtual_mac = "00:00:5e:00:01:07".to_owned();
         let interfaces = [
@@ -167,7 +168,8 @@ mod tests {
             port(3, Some(12), None),
             port(4, None, None),
             port(5, None, None),
-            port(6, None, Some(12)),
+            port(6, None, Some(8)),
+            port(8, None, Some(12)),
             Interface { mac: virtual_mac, ..port(7, None, Some(12)) },
         ];
         let global: IpAddr = "10.0.0.1".parse().unwrap();

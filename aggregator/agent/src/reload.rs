@@ -13,6 +13,7 @@ use super::agent::{Inner, Shared};
 use super::device;
 use super::memory;
 use super::netlink::{Interface, Netlink};
+use super::own_addresses;
 use super::port_selection::PortSelection;
 use super::systemd;
 use crate::config::Config;
@@ -68,7 +69,7 @@ impl Reloader {
                 _ = tick.tick() => {
                     let ports: Vec<u32> = self.shared.lock().controller.ports().iter().map(|p| p.ifindex).collect();
                     match self.netlink.present(&mut self.chosen, &ports).await {
-                        Ok(interfaces) => self.take(&interfaces),
+                        Ok(interfaces) => self.take(&interfaces).await,
                         Err(e) => log::warn!("cannot list the interfaces: {e:#}"),
                     }
                     self.expire();
@@ -109,7 +110,7 @@ impl Reloader {
             Config { ports, memory, heartbeat_timeout, timeouts, tenants, ..self.config.clone() };
         self.chosen = chosen;
         self.refused.clear();
-        self.take(&interfaces);
+        self.take(&interfaces).await;
         Ok(())
     }
 
@@ -128,7 +129,17 @@ impl Reloader {
     }
 
     /// Attaches to ports that are new or have lost the program, and releases removed ones.
-    fn take(&mut self, interfaces: &[Interface]) {
+    async fn take(&mut self, interfaces: &[Interface]) {
+        // The ports' links have the addresses that are the box's own.
+        if self.change_ports(interfaces)
+            && let Err(e) = own_addresses::update(&self.shared, &self.netlink).await
+        {
+            log::error!("cannot reserve this box's addresses on its new ports: {e:#}");
+        }
+    }
+
+    /// Returns whether the ports have changed.
+    fn change_ports(&mut self, interfaces: &[Interface]) -> bool {
         let mut inner = self.shared.lock();
         let known = inner.controller.ports().to_vec();
         let is_known = |l: &Interface| known.iter().any(|p| p.ifindex == l.ifindex);
@@ -197,10 +208,12 @@ impl Reloader {
                 log::warn!(NETSUM_PORT = port.name; "port {} removed", port.name);
             }
         }
-        if ports != known {
+        let have_changed = ports != known;
+        if have_changed {
             inner.controller.set_ports(ports);
             // The next daemon has to know them.
             inner.carry_out_or_log(None, Vec::new());
         }
+        have_changed
     }
 }

@@ -110,7 +110,7 @@ fn not_spread() -> Status {
 }
 
 fn address(option: &str, text: &str) -> Result<IpAddr, Status> {
-    text.parse().map_err(|_| {
+    text.parse().map(|ip: IpAddr| ip.to_canonical()).map_err(|_| {
         Status::invalid_argument(format!("{option} `{text}`: must be an IPv4 or IPv6 address"))
     })
 }

@@ -245,6 +245,7 @@ impl<B: Backend> Worker for WorkerService<B> {
             ip: a
                 .ip
                 .parse()
+                .map(|ip: IpAddr| ip.to_canonical())
                 .map_err(|_| invalid("ip", &a.ip, "must be an IPv4 or IPv6 address"))?,
             mac: match mac_from_text(&a.mac) {
                 Some(mac) => mac,

@@ -22,7 +22,7 @@ use netsum_common::serial::Psn;
 use netsum_common::wire::in_band::DTYPE_I32;
 
 use super::{Action, Controller, Job, JobRing, JobSpec, Rank, State};
-use crate::plane::{FirstPacket, FlowSpec};
+use crate::plane::{FirstPacket, FlowSpec, no_host};
 
 /// A claim whose packet has not arrived again for this long belongs to a closed connection.
 pub const CLAIM_LIFE: Duration = Duration::from_secs(60);
@@ -339,6 +339,9 @@ impl Job {
                 spec.message_size,
                 spec.fragments()
             ));
+        }
+        if let Some(ip) = no_host([packet.src, packet.dst]) {
+            return Err(format!("{ip} is not the address of a host"));
         }
         if packet.src.is_ipv4() != packet.dst.is_ipv4() {
             return Err(format!("sends to {}, an address of another family", packet.dst));

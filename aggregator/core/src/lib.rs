@@ -518,7 +518,7 @@ impl Controller {
         flow.ring = job.ring(ring)?.id;
         let rank = flow.member;
         self.place(job, &mut flow)?;
-        if let Some(ip) = flow.no_host() {
+        if let Some(ip) = plane::no_host([flow.src, flow.dst]) {
             return Err(Refusal::Invalid(format!("{ip}: not the address of a host")));
         }
         if flow.src.is_ipv4() != flow.dst.is_ipv4() {

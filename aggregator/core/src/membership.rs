@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ring_order::{Location, ring_order};
 use super::{Action, Controller, Job, Rank, Refusal, State, Token};
-use crate::plane::FlowSpec;
+use crate::plane::{FlowSpec, no_host};
 
 /// One end of a rank's connections in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -447,7 +447,7 @@ impl Controller {
         flows.iter().find_map(|f| {
             let FlowSpec { src, dst, member, .. } = f;
             let qpn = f.qpn.get();
-            if let Some(ip) = f.no_host() {
+            if let Some(ip) = no_host([*src, *dst]) {
                 let message =
                     format!("rank {}: {ip} is not the address of a host", sender(*member));
                 return Some(Refusal::Invalid(message));

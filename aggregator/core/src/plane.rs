@@ -48,12 +48,12 @@ impl FlowSpec {
     pub fn key(&self) -> FlowKey {
         FlowKey { dst_ip: mapped(self.dst), qpn: self.qpn.get() }
     }
+}
 
-    /// An end that no host can have: frames without IP and those that ask whether an address is
-    /// free have an unspecified one, so a rank that owned it would cut all other hosts off.
-    pub(crate) fn no_host(&self) -> Option<IpAddr> {
-        [self.src, self.dst].into_iter().find(|ip| ip.is_unspecified() || ip.is_multicast())
-    }
+/// One of two ends that no host can have: frames without IP and those that ask whether an address
+/// is free have an unspecified one, so a rank that owned it would cut all other hosts off.
+pub(crate) fn no_host(ends: [IpAddr; 2]) -> Option<IpAddr> {
+    ends.map(|ip| ip.to_canonical()).into_iter().find(|ip| ip.is_unspecified() || ip.is_multicast())
 }
 
 /// The first packet of a connection that is not registered, with the token of a job that is set up

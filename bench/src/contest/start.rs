@@ -134,8 +134,8 @@ impl Peer {
             || matches!(self, Self::Gloo { .. } | Self::GlooHalf | Self::Mpi { .. })
     }
 
-    /// Whether it takes part by default: flat, in 16 bits and sealed never, without offload only where the
-    /// rate is unlimited, as CPU time is then the only cost of a link.
+    /// Whether it takes part by default: flat, in 16 bits and sealed never, without offload only
+    /// where the rate is unlimited, as CPU time is then the only cost of a link.
     pub fn is_usual(self, rate: Option<Rate>) -> bool {
         if matches!(self, Self::Flat | Self::Half | Self::Sealed | Self::GlooHalf) {
             return false;

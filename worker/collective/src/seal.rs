@@ -398,8 +398,8 @@ fn cipher<C: KeyInit + KeySizeUser<KeySize = U32>>(
     C::new((&*key(root, label, place)).into())
 }
 
-/// Blocks of a message's pad, from block `first` on: AES-256 in counter mode. `encrypt_blocks` takes
-/// half the time of the crate `ctr`, which copies each block several times.
+/// Blocks of a message's pad, from block `first` on: AES-256 in counter mode. `encrypt_blocks`
+/// takes half the time of the crate `ctr`, which copies each block several times.
 fn pad(cipher: &Aes256Enc, id: (u32, u64), first: u32, pad: &mut [[u8; BLOCK_BYTES]]) {
     let mut block = counter(id);
     for (place, out) in (first..).zip(&mut *pad) {

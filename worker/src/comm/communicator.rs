@@ -88,8 +88,7 @@ impl Communicator {
             return Self::alone(config);
         }
         let session = Session::new(config.clone())?;
-        let (shape, transport_name, wire) =
-            (session.shape, session.transport_name.clone(), config.wire);
+        let wire = config.wire;
         // Ranks for which they are off take part in the agreement: the ranks' settings may differ.
         let may_be_hierarchical = ranks > 2
             && config.inter_host_ring.is_none()
@@ -97,9 +96,13 @@ impl Communicator {
         let driven = Driven::new(session)?;
         let mut hierarchical = None;
         if may_be_hierarchical {
-            hierarchical = Hierarchical::new(&driven, &config, &shape)?;
+            hierarchical = Hierarchical::new(&driven, &config)?;
             driven.session.lock().forget_operations();
         }
+        let (shape, transport_name) = {
+            let session = driven.session.lock();
+            (session.shape, session.transport_name.clone())
+        };
         Ok(Self {
             config,
             shape,

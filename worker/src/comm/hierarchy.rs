@@ -31,7 +31,6 @@ use netsum_collective::numeric::memory::Memory;
 use netsum_collective::numeric::operators::{Elements, Reduction};
 use netsum_collective::numeric::quant::{Exponents, Underflow};
 use netsum_collective::report::Statistics;
-use netsum_collective::shape::JobShape;
 
 use super::config::CommConfig;
 use super::core::LINGER;
@@ -119,12 +118,8 @@ impl Hierarchical {
     ///
     /// # Errors
     /// Of the connections of all ranks.
-    pub fn new(
-        flat: &Driven,
-        config: &CommConfig,
-        shape: &JobShape,
-    ) -> Result<Option<Self>, Error> {
-        let Some(hosts) = Hosts::connect(flat, config, shape)? else { return Ok(None) };
+    pub fn new(flat: &Driven, config: &CommConfig) -> Result<Option<Self>, Error> {
+        let Some(hosts) = Hosts::connect(flat, config)? else { return Ok(None) };
         let Hosts { count, wants_short, local_ranks, areas, rings } = hosts;
         let sessions: Vec<_> = rings.iter().map(|(_, ring)| Arc::clone(&ring.session)).collect();
         let (closing, local_ranks) = (Arc::default(), Arc::new(local_ranks));
@@ -139,7 +134,7 @@ impl Hierarchical {
             areas,
             rings,
             chunks: 0,
-            summands: shape.ranks,
+            summands: flat.lock().shape.ranks,
             failing,
             failure: None,
             closing: Arc::clone(&closing),

@@ -168,7 +168,8 @@ impl Settings {
     /// What seals the sums, out of `secret` or `secret_file`.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is too short, both are set, or every user can open the file.
+    /// [`Error::Config`] if it is too short, both are set, the file cannot be read, or every user can
+    /// open it.
     pub fn secret(&self) -> Result<Option<Secret>, Error> {
         // No error repeats the text.
         let made = |name: &str, text: &str| {

@@ -9,7 +9,6 @@ use netsum_collective::error::Error;
 use netsum_collective::numeric::collectives::{ByteBlocks, Route};
 use netsum_collective::numeric::element::into_data;
 use netsum_collective::report::Mode;
-use netsum_collective::shape::JobShape;
 
 use super::super::config::{Bootstrap, CommConfig, Hierarchy, InterHostRing, Transport};
 use super::super::progress::Driven;
@@ -64,12 +63,8 @@ impl Hosts {
     ///
     /// # Errors
     /// Of the connections of all ranks.
-    pub fn connect(
-        driven: &Driven,
-        config: &CommConfig,
-        shape: &JobShape,
-    ) -> Result<Option<Self>, Error> {
-        let flat = Flat { driven, rank: config.rank, ranks: shape.ranks };
+    pub fn connect(driven: &Driven, config: &CommConfig) -> Result<Option<Self>, Error> {
+        let flat = Flat { driven, rank: config.rank, ranks: driven.session.lock().shape.ranks };
         let file = memory::create().map(File::from);
         let host = this_host(config);
         let place = Place {
@@ -99,6 +94,8 @@ impl Hosts {
             return Ok(None);
         }
         let rings = hosts.iter().map(Vec::len).max().unwrap_or(0);
+        // The ranks may have reconnected while they gathered.
+        let shape = driven.session.lock().shape;
         let areas = Areas::new(rings, &shape.layout);
         let local_ranks = local_ranks(flat.rank, &hosts, &places, &areas)
             .map_err(|e| format!("cannot share memory with the other ranks of this host: {e}"));
