@@ -149,7 +149,6 @@ pub type Home<'a> = (&'a Netns, IpAddr);
 ///
 /// # Errors
 /// If a sum is wrong, a connection fails, or it takes more than a minute.
-/// If a sum is wrong, a connection fails, or it takes more than a minute.
 pub fn run(load: Load, homes: &[Home<'_>]) -> Result<Vec<Stats>> {
     ensure!(homes.len() == load.ranks as usize, "{} homes for {} ranks", homes.len(), load.ranks);
     let ips: Vec<IpAddr> = homes.iter().map(|home| home.1).collect();

@@ -355,7 +355,7 @@ impl Requester {
         })
     }
 
-    /// Restarts the wait, as if no packet were in flight.
+    /// Removes this queue pair's bytes from the endpoint's bytes in flight: it sends no more.
     pub(super) fn give_up(&mut self, rtt: &mut RttEstimator) {
         rtt.release(std::mem::take(&mut self.load));
     }
