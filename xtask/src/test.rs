@@ -67,7 +67,7 @@ const SENSITIVE: [&str; 8] = [
 ];
 
 /// Those beside which nothing runs: they measure rates, notice each packet that is late, or flood.
-const EXCLUSIVE: [&str; 15] = [
+const EXCLUSIVE: [&str; 16] = [
     "benchmarks",
     "congestion",
     "contest",
@@ -83,6 +83,7 @@ const EXCLUSIVE: [&str; 15] = [
     "shaped::small_vectors_at_10_megabits_are_not_retransmitted",
     "shaped::the_hosts_own_ring_does_not_retransmit",
     "shaped::without_a_rate_nothing_is_retransmitted_either",
+    "vm_racks",
 ];
 
 /// Tests that only `--all` runs: each is a further case of one that always runs, or takes minutes.
