@@ -341,14 +341,24 @@ fn a_foreign_host_cannot_take_the_boxs_own_address_over() {
         }
     };
     assert_eq!(arrives(&frames), [""; 0], "nothing in the box's name comes in by a port");
-    // An address that the box gets later is protected, too.
-    let later = arp_claim([10, 0, 0, 253], foreign);
-    let mut ip = siege.cluster.lab().box_().command("ip");
-    netsum_lab::netns::output(ip.args(["address", "add", "10.0.0.253/16", "dev", "br0"])).unwrap();
-    let end = Instant::now() + Duration::from_secs(5);
-    while !arrives(std::slice::from_ref(&later)).is_empty() {
-        assert!(Instant::now() < end, "the box's new address is taken over");
+    // Addresses that the box gets later on a port's link are protected, too. A router may bring
+    // packets of others to a port.
+    for line in [
+        "link add beside type veth peer name other",
+        "address add 10.8.0.253/16 dev beside",
+        "address add 10.0.0.253/16 dev br0",
+        "link add link br0 name tenants type macvlan",
+        "address add 10.7.0.253/16 dev tenants",
+    ] {
+        let mut ip = siege.cluster.lab().box_().command("ip");
+        netsum_lab::netns::output(ip.args(line.split(' '))).unwrap();
     }
+    let end = Instant::now() + Duration::from_secs(5);
+    let later = [[10, 0, 0, 253], [10, 7, 0, 253]].map(|ip| arp_claim(ip, foreign));
+    while !arrives(&later).is_empty() {
+        assert!(Instant::now() < end, "a new address of the box is taken over");
+    }
+    assert_eq!(arrives(&[arp_claim([10, 8, 0, 253], foreign)]).len(), 1, "beside the ports");
     // The frames do not arrive without a job either, when ranks are still to join. A daemon that
     // takes over protects the addresses at once.
     siege.cluster.netsum(&["job", "delete", "besieged"]).unwrap();

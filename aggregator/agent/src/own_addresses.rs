@@ -1,7 +1,7 @@
 //! Facts about the box itself. Slaves of bonds: their packets belong to the bond. Addresses of the
 //! box: no packet from a port may carry one, or ranks would follow a foreign host's ARP away from
-//! the daemon, and send it their tokens. An address on a card beside the ports is none of these: a
-//! router may bring its packets to a port. Nor is a link-local one on a part of the ports' links:
+//! the daemon, and send it their tokens. Excluded are those on cards beside the ports, as a router
+//! may bring their packets to a port, and link-local ones, unless all ports are on their link:
 //! routers often have one such address on all their links. Addresses of its gateways: each belongs
 //! to the port that the gateway is behind.
 

@@ -325,6 +325,7 @@ fn contradictions_fail_the_job_but_no_epoch() {
         ),
         (change(|p| p.only = true), "says that its message has 64 packets, and sends the only one"),
         (change(|p| p.dst = "fd00::1".parse().unwrap()), "an address of another family"),
+        (change(|p| p.src = "0.0.0.0".parse().unwrap()), "not the address of a host"),
         // Detected only when all are there.
         (
             change(|p| p.header.fragments = 63),
